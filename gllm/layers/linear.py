@@ -1,0 +1,134 @@
+"""Linear layers that are split over tensor-parallel ranks; each one knows which part of the checkpoint it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gllm.layers.parallel import Parallel, Shard
+from gllm.layers.weights import Weights, parameter
+
+
+class MergedColumnLinear(nn.Module):
+    """Several linear maps of the same input as one matrix product: [n, in] -> [n, sum of the parts' shards].
+
+    Every part's output features are split over the ranks, as its shard says.
+    """
+
+    def __init__(
+        self, in_features: int, shards: Sequence[Shard], *, bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.shards = tuple(shards)
+        out_features = sum(shard.padded for shard in shards)
+        self.weight = parameter(out_features, in_features, dtype=dtype, device=device)
+        self.bias = parameter(out_features, dtype=dtype, device=device) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def load(self, weights: Weights, names: Sequence[str]) -> None:
+        """Read the parts from one checkpoint tensor each: `names[i].weight` (and `.bias`) is part i."""
+        at = 0
+        for shard, name in zip(self.shards, names, strict=True):
+            rows = slice(shard.start, shard.stop)
+            self._fill(weights, name, (shard.size, self.in_features), rows, at)
+            at += shard.padded
+
+    def load_fused(self, weights: Weights, name: str) -> None:
+        """Read the parts from one checkpoint tensor that holds all of them, one after the other."""
+        at, first = 0, 0
+        total = sum(shard.size for shard in self.shards)
+        for shard in self.shards:
+            rows = slice(first + shard.start, first + shard.stop)
+            self._fill(weights, name, (total, self.in_features), rows, at)
+            at += shard.padded
+            first += shard.size
+
+    def _fill(self, weights: Weights, name: str, shape: tuple[int, int], rows: slice, at: int) -> None:
+        end = at + rows.stop - rows.start
+        self.weight[at:end].copy_(weights.read(f"{name}.weight", shape, rows))
+        if self.bias is not None:
+            self.bias[at:end].copy_(weights.read(f"{name}.bias", shape[:1], rows))
+
+
+class ColumnLinear(MergedColumnLinear):
+    """One linear map whose output features are split over the ranks: [n, in] -> [n, out / tp]."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        parallel: Parallel,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(in_features, [parallel.shard(out_features)], bias=bias, dtype=dtype, device=device)
+
+
+class QKVLinear(MergedColumnLinear):
+    """The query, key and value projections as one product, split by heads: [n, in] -> [n, (H + 2 KV) * head_dim].
+
+    H and KV are this rank's counts. KV heads fewer than ranks are replicated. Raises ValueError when heads do not
+    divide.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        parallel: Parallel,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        if num_heads % parallel.tp_size:
+            raise ValueError(f"{num_heads} query heads cannot be split over {parallel.tp_size} tensor-parallel ranks")
+        query = parallel.head_shard(num_heads, head_dim)
+        key = parallel.head_shard(num_kv_heads, head_dim)
+        super().__init__(in_features, [query, key, key], bias=bias, dtype=dtype, device=device)
+        self.num_heads = query.length // head_dim
+        self.num_kv_heads = key.length // head_dim
+
+
+class RowLinear(nn.Module):
+    """A linear map whose input features are split over the ranks, partial sums added: [n, in / tp] -> [n, out]."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        out_features: int,
+        parallel: Parallel,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.shard = shard
+        self.parallel = parallel
+        self.weight = parameter(out_features, shard.padded, dtype=dtype, device=device)
+        self.bias = parameter(out_features, dtype=dtype, device=device) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.parallel.tp_size == 1:
+            return F.linear(x, self.weight, self.bias)
+        out = self.parallel.all_reduce(F.linear(x, self.weight))
+        return out if self.bias is None else out.add_(self.bias)
+
+    def load(self, weights: Weights, name: str) -> None:
+        cols = slice(self.shard.start, self.shard.stop)
+        out_features = self.weight.shape[0]
+        part = weights.read(f"{name}.weight", (out_features, self.shard.size), cols=cols)
+        self.weight[:, : self.shard.length].copy_(part)
+        if self.bias is not None:
+            self.bias.copy_(weights.read(f"{name}.bias", (out_features,)))
