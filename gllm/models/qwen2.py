@@ -1,0 +1,147 @@
+"""The Qwen2 language model (also the one inside Qwen2.5-VL); any range of its layers is a pipeline stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gllm.layers.activation import silu_and_mul
+from gllm.layers.attention.base import AttentionBackend
+from gllm.layers.embedding import Head, VocabEmbedding
+from gllm.layers.linear import MergedColumnLinear, QKVLinear, RowLinear
+from gllm.layers.norm import RMSNorm
+from gllm.layers.parallel import Parallel
+from gllm.layers.rotary import Rotary, rotate_
+from gllm.layers.weights import Weights
+from gllm.models.config import TextConfig
+
+KVPair = tuple[torch.Tensor, torch.Tensor]
+Angles = tuple[torch.Tensor, torch.Tensor]
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over the paged cache: [n, hidden] -> [n, hidden]."""
+
+    def __init__(self, config: TextConfig, parallel: Parallel, backend: AttentionBackend, **where: Any) -> None:
+        super().__init__()
+        heads, kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.backend = backend
+        self.qkv = QKVLinear(config.hidden_size, heads, kv_heads, self.head_dim, parallel, bias=True, **where)
+        self.out = RowLinear(self.qkv.shards[0], config.hidden_size, parallel, bias=False, **where)
+
+    def forward(self, x: torch.Tensor, angles: Angles, cache: KVPair, plan: Any) -> torch.Tensor:
+        num_heads, num_kv_heads = self.qkv.num_heads, self.qkv.num_kv_heads
+        qkv = self.qkv(x).view(len(x), -1, self.head_dim)
+        rotate_(qkv[:, : num_heads + num_kv_heads], *angles)
+        query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        attended = self.backend.forward(query, key, value, *cache, plan)
+        return self.out(attended.reshape(len(x), -1))
+
+    def load(self, weights: Weights, name: str) -> None:
+        self.qkv.load(weights, [f"{name}.{part}_proj" for part in "qkv"])
+        self.out.load(weights, f"{name}.o_proj")
+
+
+class MLP(nn.Module):
+    """The gated feed-forward layer: [n, hidden] -> [n, hidden]."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, parallel: Parallel, *, bias: bool, **where: Any
+    ) -> None:
+        super().__init__()
+        shard = parallel.shard(intermediate_size)
+        self.gate_up = MergedColumnLinear(hidden_size, [shard, shard], bias=bias, **where)
+        self.down = RowLinear(shard, hidden_size, parallel, bias=bias, **where)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(silu_and_mul(self.gate_up(x)))
+
+    def load(self, weights: Weights, name: str) -> None:
+        self.gate_up.load(weights, [f"{name}.gate_proj", f"{name}.up_proj"])
+        self.down.load(weights, f"{name}.down_proj")
+
+
+class DecoderLayer(nn.Module):
+    """One layer; `x` [n, hidden] is updated in place, being the residual stream."""
+
+    def __init__(self, config: TextConfig, parallel: Parallel, backend: AttentionBackend, **where: Any) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **where)
+        self.attention = Attention(config, parallel, backend, **where)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **where)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size, parallel, bias=False, **where)
+
+    def forward(self, x: torch.Tensor, angles: Angles, cache: KVPair, plan: Any) -> torch.Tensor:
+        x.add_(self.attention(self.attention_norm(x), angles, cache, plan))
+        return x.add_(self.mlp(self.mlp_norm(x)))
+
+    def load(self, weights: Weights, name: str) -> None:
+        self.attention_norm.load(weights, f"{name}.input_layernorm")
+        self.attention.load(weights, f"{name}.self_attn")
+        self.mlp_norm.load(weights, f"{name}.post_attention_layernorm")
+        self.mlp.load(weights, f"{name}.mlp")
+
+
+class Qwen2(nn.Module):
+    """Layers `layers` of the model; with the embedding when it has the first layer, with final norm and head when it
+    has the last one. A tied head that is not on the embedding's stage has a copy of the matrix."""
+
+    def __init__(
+        self,
+        config: TextConfig,
+        layers: range,
+        parallel: Parallel,
+        backend: AttentionBackend,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        where = {"dtype": dtype, "device": device}
+        self.config = config
+        self.layer_range = layers
+        self.backend = backend
+        self.dtype = dtype
+        self.device = device
+        self.is_first = layers.start == 0
+        self.is_last = layers.stop == config.num_layers
+        sizes = (config.vocab_size, config.hidden_size, parallel)
+        self.embedding = VocabEmbedding(*sizes, **where) if self.is_first else None
+        self.layers = nn.ModuleList(DecoderLayer(config, parallel, backend, **where) for _ in layers)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **where) if self.is_last else None
+        self.head: Head | None = None
+        if self.is_last:
+            shared = self.embedding if config.tie_word_embeddings else None
+            self.head = Head(*sizes, shared=shared, **where)
+        self.rotary = Rotary(config.head_dim, config.rope_theta, config.mrope_sections, **where)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """First stage only: int64 [n] -> [n, hidden], a fresh tensor that the caller may overwrite rows of."""
+        assert self.embedding is not None
+        return self.embedding(token_ids)
+
+    def forward(self, hidden: torch.Tensor, positions: torch.Tensor, plan: Any, caches: list[KVPair]) -> torch.Tensor:
+        """hidden [n, hidden] (overwritten), positions int [axes, n] -> the hidden states after this stage's layers."""
+        angles = self.rotary.table(positions[: len(self.config.mrope_sections)])
+        for layer, cache in zip(self.layers, caches, strict=True):
+            hidden = layer(hidden, angles, cache, plan)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Last stage only: hidden states [n, hidden] -> [n, vocabulary]."""
+        assert self.norm is not None
+        assert self.head is not None
+        return self.head(self.norm(hidden))
+
+    def load(self, weights: Weights) -> None:
+        """Reads the tensors of this stage and rank, and no other. Raises StartupError (see `Weights`)."""
+        if self.embedding is not None:
+            self.embedding.load(weights, "model.embed_tokens")
+        for index, layer in zip(self.layer_range, self.layers, strict=True):
+            layer.load(weights, f"model.layers.{index}")
+        if self.norm is not None and self.head is not None:
+            self.norm.load(weights, "model.norm")
+            if not self.head.is_shared:
+                self.head.load(weights, "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head")
