@@ -1,0 +1,141 @@
+"""From logits to next tokens. A draw depends on the request's seed and output position alone, never on the batch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gllm.sampling_params import SamplingParams
+from gllm.worker.step import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """What the sampler needs to know of the request of one row of logits.
+
+    token_ids: prompt and output so far; seed: used when the parameters have none.
+    """
+
+    sampling: SamplingParams
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+    seed: int
+
+    @property
+    def position(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def uniform(self) -> float:
+        """The draw in [0, 1) for this output position: a hash of (seed, position), the same on every device."""
+        seed = self.seed if self.sampling.seed is None else self.sampling.seed
+        digest = hashlib.blake2b(f"{seed} {self.position}".encode(), digest_size=8).digest()
+        return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+class Sampler:
+    """Samples a batch of rows. eos_token_ids: with a request's own stop tokens, banned before `min_tokens`."""
+
+    def __init__(self, eos_token_ids: Sequence[int] = ()) -> None:
+        self.eos_token_ids = tuple(eos_token_ids)
+
+    def sample(
+        self, logits: torch.Tensor, rows: Sequence[SampleRow]
+    ) -> tuple[list[int], tuple[TokenLogprobs | None, ...]]:
+        """logits [n, vocabulary] (any float dtype) -> n token ids, and the logprobs of the rows that asked (or ()).
+
+        Logprobs are those of the unchanged distribution, before penalties and temperature.
+        """
+        scores = logits
+        if any(_changes_logits(row) for row in rows):
+            scores = logits.float().clone()
+            self._penalise(scores, rows)
+            self._ban_stops(scores, rows)
+        tokens = scores.argmax(dim=-1)
+        drawn = [i for i, row in enumerate(rows) if row.sampling.temperature > 0]
+        if drawn:
+            picked = torch.tensor(drawn, device=logits.device)
+            tokens[picked] = _draw(scores.index_select(0, picked).float(), [rows[i] for i in drawn])
+        chosen: list[int] = tokens.tolist()
+        wanted = any(row.sampling.logprobs is not None for row in rows)
+        return chosen, _logprobs(logits, chosen, rows) if wanted else ()
+
+    def _penalise(self, scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+        """Repetition over prompt and output tokens, presence and frequency over output tokens alone."""
+        for i, row in enumerate(rows):
+            s = row.sampling
+            if s.repetition_penalty != 1.0:
+                seen = _ids(set(row.token_ids), scores)
+                values = scores[i, seen]
+                scores[i, seen] = torch.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
+            if (s.presence_penalty or s.frequency_penalty) and row.position:
+                ids, counts = np.unique(np.array(row.token_ids[row.num_prompt_tokens :]), return_counts=True)
+                change = s.frequency_penalty * counts + s.presence_penalty
+                scores[i, _ids(ids, scores)] -= torch.from_numpy(change).to(scores)
+
+    def _ban_stops(self, scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+        for i, row in enumerate(rows):
+            if row.position < row.sampling.min_tokens:
+                scores[i, _ids({*self.eos_token_ids, *row.sampling.stop_token_ids}, scores)] = float("-inf")
+
+
+def _changes_logits(row: SampleRow) -> bool:
+    s = row.sampling
+    penalised = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0
+    return bool(penalised) or row.position < s.min_tokens
+
+
+def _ids(ids: object, scores: torch.Tensor) -> torch.Tensor:
+    """Those of some token ids that the model has, as an index."""
+    kept = [int(i) for i in ids if 0 <= i < scores.shape[-1]]  # type: ignore[attr-defined]
+    return torch.tensor(kept, dtype=torch.int64, device=scores.device)
+
+
+def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """Token ids drawn from float32 scores [n, vocabulary]: temperature, then min_p, top_k and top_p, then the inverse
+    of the cumulated distribution at each row's uniform draw."""
+
+    def column(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=scores.device).unsqueeze(1)
+
+    probs = torch.softmax(scores / column([row.sampling.temperature for row in rows]).float(), dim=-1)
+    order = None
+    if any(row.sampling.min_p > 0 for row in rows):
+        floor = probs.amax(dim=-1, keepdim=True) * column([row.sampling.min_p for row in rows])
+        probs = probs.masked_fill(probs < floor, 0.0)
+    if any(row.sampling.top_k > 0 or row.sampling.top_p < 1 for row in rows):
+        probs, order = probs.sort(dim=-1, descending=True, stable=True)
+        size = probs.shape[-1]
+        limits = column([row.sampling.top_k if row.sampling.top_k > 0 else size for row in rows])
+        probs = probs.masked_fill(torch.arange(size, device=probs.device) >= limits, 0.0)
+        before = probs.double().cumsum(dim=-1) - probs  # what more likely tokens already hold
+        mass = probs.double().sum(dim=-1, keepdim=True)
+        share = column([row.sampling.top_p for row in rows])
+        probs = probs.masked_fill((before >= share * mass) & (share < 1), 0.0)
+    total = probs.double().cumsum(dim=-1)
+    point = column([row.uniform for row in rows]) * total[:, -1:]
+    place = torch.searchsorted(total, point, right=True).clamp_(max=probs.shape[-1] - 1)
+    # Rounding must never pick a token of probability zero: stay at or before the last one that has some.
+    last = (probs > 0).to(torch.int8).cumsum(dim=-1, dtype=torch.int32).argmax(dim=-1, keepdim=True)
+    place = torch.minimum(place, last)
+    return (place if order is None else order.gather(1, place)).squeeze(1)
+
+
+def _logprobs(
+    logits: torch.Tensor, chosen: Sequence[int], rows: Sequence[SampleRow]
+) -> tuple[TokenLogprobs | None, ...]:
+    asked = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
+    logprobs = logits[asked].float().log_softmax(dim=-1)
+    most = max(rows[i].sampling.logprobs or 0 for i in asked)
+    top_values, top_ids = (part.tolist() for part in logprobs.topk(min(most, logits.shape[-1]), dim=-1))
+    index = torch.tensor([[chosen[i]] for i in asked], device=logits.device)
+    own = logprobs.gather(1, index).squeeze(1).tolist()
+    out: list[TokenLogprobs | None] = [None] * len(rows)
+    for n, i in enumerate(asked):
+        count = rows[i].sampling.logprobs or 0
+        out[i] = TokenLogprobs((chosen[i], *top_ids[n][:count]), (own[n], *top_values[n][:count]))
+    return tuple(out)
