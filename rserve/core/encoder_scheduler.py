@@ -1,0 +1,116 @@
+"""Algorithm 1 (paper, section 4.2): which items are encoded next, and in what batches.
+
+Requests first come first served; a request's items left to right into a buffer; a buffer with at least C item tokens
+is one encode batch; the remainder of the request is flushed. An item is indivisible. C = None is infinity: all items of
+a request are one batch. Beyond the paper: items arrive one by one as their pixels are ready, so an idle encoder takes
+what is there rather than wait for C; a busy one is given at most one full batch ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gllm.core.batch import EncodeBatch, ItemRef
+from rserve.core.tracker import EmbeddingTracker, Entry, Tag
+
+MAX_OUTSTANDING = 2  # one running, one queued: the encoder never waits for a message
+
+
+class EncoderScheduler:
+    """`is_stuck` tells whether a request (by id) can do nothing until another one makes room."""
+
+    def __init__(self, tracker: EmbeddingTracker, batch_tokens: int | None, is_stuck: Callable[[int], bool]) -> None:
+        self._tracker = tracker
+        self._batch_tokens = batch_tokens
+        self._is_stuck = is_stuck
+        self._issued: dict[int, tuple[EncodeBatch, int]] = {}  # batch id -> the batch, its request's generation
+        self._outstanding: dict[int, set[int]] = {}  # encoder id -> its batches
+        self._num_batches = 0
+
+    # ---- events -------------------------------------------------------------------------------------------------
+
+    def done(self, batch_id: int) -> tuple[ItemRef, ...]:
+        """An encode batch came back. Returns the items that were wanted; an unknown batch (of an encoder that was given
+        up) returns none."""
+        batch, generation = self._issued.pop(batch_id, (None, 0))
+        if batch is None:
+            return ()
+        self._outstanding[batch.encoder_id].discard(batch_id)
+        return tuple(ref for ref in batch.items if self._tracker.encoded(ref, generation))
+
+    def lost(self, encoder_id: int) -> None:
+        """An encoder is gone: its items wait to be encoded again."""
+        for batch_id in sorted(self._outstanding.pop(encoder_id, ())):
+            batch, generation = self._issued.pop(batch_id)
+            for ref in batch.items:
+                self._tracker.lost(ref, generation)
+
+    def num_encoding(self) -> int:
+        """Encode batches that are at encoders."""
+        return len(self._issued)
+
+    # ---- the decision -------------------------------------------------------------------------------------------
+
+    def next_encode(self, encoder_id: int) -> tuple[EncodeBatch | None, tuple[int, ...]]:
+        """The next encode batch for this encoder, or None; and the requests that gave up embeddings for it."""
+        outstanding = self._outstanding.setdefault(encoder_id, set())
+        if len(outstanding) >= MAX_OUTSTANDING:
+            return None, ()
+        for seq in self._tracker.encodable.walk():
+            entry = self._tracker.by_seq(seq)
+            refs, full = self._buffer(entry)
+            if not full and (outstanding or self._batch_tokens is None):
+                continue
+            surrendered = self._make_room(entry, refs[0].num_tokens)
+            refs = self._fitting(refs)
+            # First come first served: when there is no room, the room that is made goes to this request.
+            return (self._issue(encoder_id, entry, refs) if refs else None), surrendered
+        return None, ()
+
+    def _buffer(self, entry: Entry) -> tuple[list[ItemRef], bool]:
+        """The items of the next batch, and whether the batch is full: C reached, or the request's remainder."""
+        refs: list[ItemRef] = []
+        num_tokens = 0
+        for index in range(entry.next_encode, len(entry.tags)):
+            if entry.tags[index] is Tag.NO_PIXELS:
+                return refs, False
+            if entry.tags[index] is not Tag.PENDING:
+                continue  # it stands behind an item that was lost with its encoder
+            item = entry.request.items[index]
+            refs.append(ItemRef(entry.request.request_id, index, item.num_tokens))
+            num_tokens += item.num_tokens
+            if self._batch_tokens is not None and num_tokens >= self._batch_tokens:
+                break
+        return refs, True
+
+    def _fitting(self, refs: list[ItemRef]) -> list[ItemRef]:
+        """As many of the items, from the left, as there is room for."""
+        room = self._tracker.pool.capacity - self._tracker.pool.used
+        fitting = []
+        for ref in refs:
+            room -= ref.num_tokens
+            if room < 0:
+                break
+            fitting.append(ref)
+        return fitting
+
+    def _make_room(self, entry: Entry, num_tokens: int) -> tuple[int, ...]:
+        """Younger requests that can do nothing give up what they hold, the youngest first, so that the oldest always
+        gets on. Returns their ids."""
+        surrendered = []
+        for seq in list(reversed(self._tracker.holders)):
+            if seq <= entry.seq or self._tracker.pool.fits(num_tokens):
+                break
+            holder = self._tracker.by_seq(seq)
+            if self._is_stuck(holder.request.request_id):
+                self._tracker.surrender(holder)
+                surrendered.append(holder.request.request_id)
+        return tuple(surrendered)
+
+    def _issue(self, encoder_id: int, entry: Entry, refs: list[ItemRef]) -> EncodeBatch:
+        self._tracker.encoding(entry, refs)
+        batch = EncodeBatch(self._num_batches, encoder_id, tuple(refs))
+        self._num_batches += 1
+        self._issued[batch.batch_id] = (batch, entry.generation)
+        self._outstanding[encoder_id].add(batch.batch_id)
+        return batch

@@ -1,0 +1,145 @@
+"""RServe's state machine: the scheduler with the embedding tracker, Algorithm 1 and Algorithm 2 plugged in.
+
+What happened goes in (`on_*`), what to do next comes out (`next_encode`, `next_batch`). Sans-IO: the engine, the
+simulator and the property tests drive this same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gllm.core.batch import Batch, EncodeBatch, ItemRef
+from gllm.core.embeddings import EmbeddingPool
+from gllm.core.eventlog import plain
+from gllm.core.policy import POLICIES, TokenPolicy
+from gllm.core.readiness import ColocatedEncoder
+from gllm.core.request import Request
+from gllm.core.scheduler import Sampled, Scheduler, SchedulerConfig, Stats
+from rserve.config import RServeConfig
+from rserve.core.encoder_scheduler import EncoderScheduler
+from rserve.core.token_scheduler import TokenScheduler
+from rserve.core.tracker import EmbeddingTracker
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingStats:
+    """Item tokens: reserved (at encoders or held), held (encoded, not yet prefilled), the most ever held, room in all;
+    and encode batches at encoders."""
+
+    reserved: int
+    held: int
+    peak_held: int
+    capacity: int
+    encoding: int
+
+
+class Orchestrator:
+    """Encode and prefill of many requests, overlapped."""
+
+    def __init__(self, scheduler: SchedulerConfig, policy: TokenPolicy, config: RServeConfig) -> None:
+        self.config = config
+        self.tracker = EmbeddingTracker(EmbeddingPool(config.embedding_capacity), config.intra_request_overlap)
+        token_scheduler = TokenScheduler(policy, config.inter_request_batching, config.min_chunk_tokens)
+        self.scheduler = Scheduler(scheduler, self.tracker, token_scheduler)
+        self._encodes = EncoderScheduler(self.tracker, config.encoder_batch_tokens, self.scheduler.is_stuck)
+
+    # ---- events -------------------------------------------------------------------------------------------------
+
+    def on_request(self, request: Request, now: float) -> None:
+        """A laid-out prompt arrived. Raises NeverFits (a ValueError) when it could never finish."""
+        self.scheduler.on_request(request, now)
+
+    def on_item_ready(self, request_id: int, index: int, now: float) -> None:
+        """The pixels of an item are there: it can be encoded."""
+        self.scheduler.on_item_ready(request_id, index, now)
+
+    def on_encoded(self, batch_id: int, now: float) -> tuple[ItemRef, ...]:
+        """An encode batch is done. Returns the items that are wanted; the others' embeddings can be thrown away."""
+        wanted = self._encodes.done(batch_id)
+        for request_id in {ref.request_id for ref in wanted}:
+            self.scheduler.refresh(request_id)
+        return wanted
+
+    def on_encoder_lost(self, encoder_id: int, now: float) -> None:
+        """An encoder died and writes no more: its items are encoded again elsewhere, or once it is back."""
+        self._encodes.lost(encoder_id)
+
+    def on_batch_fed(self, batch_id: int, now: float) -> None:
+        """Stage 0 has gathered the embeddings of a micro-batch: they are released."""
+        self.scheduler.on_batch_fed(batch_id, now)
+
+    def on_batch_done(self, batch_id: int, tokens: Mapping[int, int], now: float) -> tuple[Sampled, ...]:
+        """A micro-batch left the last stage; `tokens` maps each sampled request to its token."""
+        return self.scheduler.on_batch_done(batch_id, tokens, now)
+
+    def on_abort(self, request_id: int, now: float) -> None:
+        """The request is not wanted any more; an unknown id is ignored."""
+        if request_id in self.tracker:
+            self.tracker.stop(request_id)
+        self.scheduler.on_abort(request_id, now)
+
+    # ---- decisions ----------------------------------------------------------------------------------------------
+
+    def next_encode(self, encoder_id: int, now: float) -> EncodeBatch | None:
+        """Algorithm 1: the next items for this encoder, at most two batches ahead."""
+        batch, surrendered = self._encodes.next_encode(encoder_id)
+        for request_id in surrendered:
+            self.scheduler.refresh(request_id)
+        return batch
+
+    def next_batch(self, now: float) -> Batch | None:
+        """Algorithm 2: the next micro-batch."""
+        return self.scheduler.next_batch(now)
+
+    def take_dropped(self) -> tuple[int, ...]:
+        """Requests that stage workers may forget, besides those that batches name."""
+        return self.scheduler.take_dropped()
+
+    def take_released(self) -> tuple[ItemRef, ...]:
+        """Items whose embeddings are not needed any more."""
+        return self.tracker.take_released()
+
+    # ---- questions ----------------------------------------------------------------------------------------------
+
+    def tokens(self, request_id: int, start: int, num_tokens: int) -> tuple[int, ...]:
+        """Known token ids at positions `start .. start + num_tokens - 1` of a live request."""
+        return self.scheduler.tokens(request_id, start, num_tokens)
+
+    def stats(self) -> Stats:
+        return self.scheduler.stats()
+
+    def embedding_stats(self) -> EmbeddingStats:
+        pool = self.tracker.pool
+        return EmbeddingStats(
+            pool.used - self.tracker.held,
+            self.tracker.held,
+            self.tracker.peak_held,
+            pool.capacity,
+            self._encodes.num_encoding(),
+        )
+
+
+def build(scheduler: SchedulerConfig, policy: TokenPolicy, config: RServeConfig) -> Orchestrator | Scheduler:
+    """The core of any scheme: without a separate encoder it is the baseline scheduler."""
+    if config.num_encoders:
+        return Orchestrator(scheduler, policy, config)
+    return Scheduler(scheduler, ColocatedEncoder(EmbeddingPool(config.embedding_capacity)), policy)
+
+
+def describe(scheduler: SchedulerConfig, policy: TokenPolicy, config: RServeConfig) -> dict[str, Any]:
+    """The first record of an event log: what `rebuild` needs."""
+    return {
+        "e": "core",
+        "scheduler": plain(scheduler),
+        "policy": {"name": type(policy).__name__, **plain(policy)},
+        "rserve": plain(config),
+    }
+
+
+def rebuild(record: dict[str, Any]) -> Orchestrator | Scheduler:
+    """A fresh core as the log's first record describes it."""
+    fields = dict(record["policy"])
+    policy = POLICIES[fields.pop("name")](**fields)
+    return build(SchedulerConfig(**record["scheduler"]), policy, RServeConfig(**record["rserve"]))
