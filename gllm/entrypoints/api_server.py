@@ -19,6 +19,7 @@ import uvicorn
 from gllm.config import EngineConfig
 from gllm.entrypoints.app import Service, make_app
 from gllm.entrypoints.cli import parse_server_args
+from gllm.entrypoints.sampling_defaults import sampling_defaults
 from gllm.entrypoints.server_config import ServerConfig
 from gllm.errors import StartupError
 
@@ -74,7 +75,8 @@ async def serve(
 ) -> None:
     """Speak HTTP on `listener` until `stop`, then give running requests their time."""
     names = config.model_names(engine_config)
-    service = Service(engine, config, names, engine_config.max_queued_requests)
+    defaults = sampling_defaults(engine_config.checkpoint) if config.generation_config == "auto" else {}
+    service = Service(engine, config, names, engine_config.max_queued_requests, defaults)
     server = HttpServer(service, stop)
     await server.serve(sockets=[listener])
 

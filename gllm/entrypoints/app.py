@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,11 +39,17 @@ class Service:
     """What the routes share: the engine, the served model's names, the requests in flight, the metrics."""
 
     def __init__(
-        self, engine: AsyncEngine, config: ServerConfig, model_names: tuple[str, ...], max_requests: int
+        self,
+        engine: AsyncEngine,
+        config: ServerConfig,
+        model_names: tuple[str, ...],
+        max_requests: int,
+        sampling_defaults: Mapping[str, Any],
     ) -> None:
         self.engine = engine
         self.config = config
         self.model_names = model_names
+        self.sampling_defaults = sampling_defaults
         self.metrics = Metrics()
         self.in_flight = InFlight(max_requests)
         self.created = int(time.time())

@@ -39,7 +39,12 @@ class Endpoint:
     prepare: Callable[[Any, Any], Any]
 
 
-CHAT = Endpoint(ChatRequest, ChatFormat, lambda processor, request: processor.chat(request.messages))
+def _prepare_chat(processor: Any, request: ChatRequest) -> Any:
+    add_generation_prompt = request.add_generation_prompt is not False
+    return processor.chat(request.messages, add_generation_prompt, request.chat_template_kwargs)
+
+
+CHAT = Endpoint(ChatRequest, ChatFormat, _prepare_chat)
 COMPLETION = Endpoint(
     CompletionRequest, CompletionFormat, lambda processor, request: processor.completion(request.prompt)
 )
@@ -80,8 +85,9 @@ class Generation:
         wanted = read_request(self._endpoint.request, body)
         watch(request.receive)
         output = self._endpoint.format(model=service.known_model(wanted.model), include_usage=wanted.include_usage)
+        params = wanted.sampling_params(service.sampling_defaults)
         prompt = await service.in_thread(functools.partial(self._endpoint.prepare, service.engine.processor, wanted))
-        async with closing(await service.engine.submit(prompt, wanted.sampling_params())) as stream:
+        async with closing(await service.engine.submit(prompt, params)) as stream:
             observation.prompt(len(stream.prompt_token_ids), stream.num_item_tokens)
             deltas = observed(stream, observation)
             if wanted.stream:

@@ -5,6 +5,8 @@ refused by name. What a message may contain is checked by the engine's Processor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -102,12 +104,12 @@ class GenerationRequest(Strict):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def sampling_params(self) -> SamplingParams:
-        """Raises BadRequest that names the field."""
+    def sampling_params(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
+        """defaults: values for fields that the request leaves out. Raises BadRequest that names the field."""
         wanted = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
-        given = {name: value for name, value in wanted.items() if value is not None} | self._endpoint_params()
+        given = {name: value for name, value in wanted.items() if value is not None}
         try:
-            return SamplingParams(**given)
+            return SamplingParams(**{**defaults, **given, **self._endpoint_params()})
         except ValueError as error:
             raise BadRequest(f"{error}.", param=str(error).split()[0], code="invalid_value") from None
 
@@ -136,12 +138,15 @@ _SAMPLING_FIELDS = (
 
 
 class ChatRequest(GenerationRequest):
-    """POST /v1/chat/completions. Without a limit the output may fill the context."""
+    """POST /v1/chat/completions. Without a limit the output may fill the context. chat_template_kwargs: settings of the
+    checkpoint's template (vLLM's field)."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def _endpoint_params(self) -> dict[str, Any]:
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
-from gllm.config import EngineConfig, option
+from gllm.config import EngineConfig, flag, option
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -17,6 +18,12 @@ class ServerConfig:
     port: int = option(8000, "port to listen on; 0: any free one, printed when ready")
     served_model_name: tuple[str, ...] = option((), "names that requests may use (default: --model-path as given)")
     api_key: str | None = option(None, "what clients of /v1 have to send as Authorization: Bearer KEY", metavar="KEY")
+    generation_config: str = option(
+        "auto",
+        "what requests get that name no temperature, top_p, ...: the checkpoint's generation_config.json (auto), or "
+        "OpenAI's defaults (none)",
+        choices=("auto", "none"),
+    )
     max_request_bytes: int = option(256 << 20, "largest request body, in bytes; larger ones get 413")
     body_timeout: float = option(30.0, "seconds without a byte after which the upload of a request body is given up")
     keep_alive_timeout: int = option(30, "seconds that an idle connection stays open")
@@ -37,7 +44,9 @@ class ServerConfig:
         need(self.body_timeout > 0, "--body-timeout must be above 0 seconds")
         need(self.keep_alive_timeout >= 1, "--keep-alive-timeout must be at least 1 second")
         need(self.shutdown_timeout >= 0, "--shutdown-timeout must be 0 seconds or more")
-        need(self.log_level in LOG_LEVELS, f"--log-level must be one of {', '.join(LOG_LEVELS)}")
+        for f in dataclasses.fields(self):
+            choices, value = f.metadata["choices"], getattr(self, f.name)
+            need(not choices or value in choices, f"--{flag(f.name)} must be one of {', '.join(choices)}")
 
     def model_names(self, engine: EngineConfig) -> tuple[str, ...]:
         """The names of the served model, the one that responses carry first."""

@@ -29,11 +29,12 @@ class Processor:
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
 
-    def chat(self, messages: list[dict[str, Any]], **_: Any) -> Any:
+    def chat(self, messages: list[dict[str, Any]], *template: Any) -> Any:
         self._engine.prepare()
+        self._engine.template = template
         return messages
 
-    def completion(self, prompt: Any, **_: Any) -> Any:
+    def completion(self, prompt: Any) -> Any:
         self._engine.prepare()
         return prompt
 
@@ -77,6 +78,7 @@ class ScriptedEngine:
         self.processor = Processor(self)
         self.streams: list[Stream] = []
         self.params: list[SamplingParams] = []
+        self.template: tuple[Any, ...] = ()
         self.submitting = asyncio.Event()
         self.submit_cancelled = asyncio.Event()
         self.answer = Health()
@@ -117,7 +119,7 @@ async def running(engine: ScriptedEngine, **options: Any) -> AsyncIterator[Runni
     """The real HTTP server in front of a scripted engine, in this event loop. max_requests: the admission limit."""
     max_requests = options.pop("max_requests", EngineConfig().max_queued_requests)
     config = ServerConfig(port=0, served_model_name=("m", "n"), **options)
-    service = Service(engine, config, config.served_model_name, max_requests)  # type: ignore[arg-type]
+    service = Service(engine, config, config.served_model_name, max_requests, {"temperature": 0.25})  # type: ignore[arg-type]
     stop = asyncio.Event()
     with contextlib.closing(bind(config.host, 0)) as listener:
         listener.listen()

@@ -312,3 +312,16 @@ async def test_models_are_listed_under_all_their_names() -> None:
         assert (await http.post("/v1/chat/completions", json={**CHAT, "model": "n"})).json()["model"] == "n"
         without = {"messages": CHAT["messages"]}
         assert (await http.post("/v1/chat/completions", json=without)).json()["model"] == "m"
+
+
+@in_loop
+async def test_defaults_of_the_checkpoint_and_of_the_template_give_way_to_the_request() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as server, client(server) as http:
+        await http.post("/v1/chat/completions", json=CHAT)
+        assert engine.params[-1].temperature == 0.25
+        assert engine.template == (True, None)
+        settings = {"add_generation_prompt": False, "chat_template_kwargs": {"add_vision_id": False}}
+        await http.post("/v1/chat/completions", json={**CHAT, "temperature": 1, **settings})
+        assert engine.params[-1].temperature == 1
+        assert engine.template == (False, {"add_vision_id": False})
