@@ -59,7 +59,11 @@ def probe(data: bytes, *, complete: bool = False) -> Size | None:
     if kind == "WEBP" and not complete:
         # Pillow opens a whole WebP only; its size stands in the first 30 bytes, its EXIF behind the pixels.
         canvas, final = _webp_canvas(data)
+        if canvas is not None:
+            _check_pixels(canvas)
         return canvas if final else None
+    if kind == "TIFF" and not complete:
+        return None  # its tags may stand anywhere, and Pillow takes a cut list of tags for the whole
     try:
         with _failures_named(kind), _opened(data, kind) as image:
             return _shown_size(image, _orientation(image))
@@ -162,6 +166,8 @@ def _opened(data: bytes, kind: str) -> Iterator[Image.Image]:
         if kind == "TIFF":
             tags = image.tag_v2  # type: ignore[attr-defined]
             _check_pixels((int(tags.get(_TILE_WIDTH, 1)), int(tags.get(_TILE_LENGTH, 1))))
+        if kind == "JPEG" and not image.tile:  # type: ignore[attr-defined]
+            raise _Unreadable("a truncated or corrupt JPEG", code="invalid_image")  # cut between two header segments
         yield image
 
 
