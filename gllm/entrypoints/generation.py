@@ -14,10 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gllm.entrypoints import strict_json
 from gllm.entrypoints.http_errors import ClientLeft, InternalError, encode_error
 from gllm.entrypoints.metrics import Observation
 from gllm.entrypoints.protocol import ChatRequest, CompletionRequest, read_request
-from gllm.entrypoints.request_body import read_json
+from gllm.entrypoints.request_body import read_body
 from gllm.entrypoints.responses import ChatFormat, CompletionFormat, Usage
 from gllm.errors import RequestError
 from gllm.outputs import Delta
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from gllm.entrypoints.app import Service
 
 logger = logging.getLogger(__name__)
+LARGE_BODY = 1 << 18  # bytes: reading such a body in the event loop would hold up the streams of others
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,9 @@ class Generation:
     ) -> Response | EventStream:
         """Do all the work; what is returned sends the last bytes, which need no watching."""
         service, config = self._service, self._service.config
-        body = await read_json(request, config.max_request_bytes, config.body_timeout)
-        wanted = read_request(self._endpoint.request, body)
+        body = await read_body(request, config.max_request_bytes, config.body_timeout)
         watch(request.receive)
+        wanted = await self._understand(body)
         output = self._endpoint.format(model=service.known_model(wanted.model), include_usage=wanted.include_usage)
         params = wanted.sampling_params(service.sampling_defaults)
         prompt = await service.in_thread(functools.partial(self._endpoint.prepare, service.engine.processor, wanted))
@@ -99,6 +101,14 @@ class Generation:
             events.finish(output.tail(usage) if wanted.include_usage else None)
             return events
         return Response(output.whole(answer, usage), media_type="application/json")
+
+    async def _understand(self, body: list[bytes]) -> ChatRequest | CompletionRequest:
+        def understand() -> ChatRequest | CompletionRequest:
+            return read_request(self._endpoint.request, strict_json.parse(b"".join(body)))
+
+        if sum(map(len, body)) < LARGE_BODY:
+            return understand()
+        return await self._service.in_thread(understand)
 
 
 class EventStream:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from starlette.requests import Request
 
-from gllm.entrypoints import strict_json
 from gllm.entrypoints.http_errors import BodyTimeout, BodyTooLarge, ClientLeft, WrongContentType
 from gllm.errors import BadRequest
 
 
-async def read_json(request: Request, max_bytes: int, timeout: float) -> Any:
-    """The decoded body. timeout: seconds between two pieces of it. Raises RequestError, or ClientLeft."""
+async def read_body(request: Request, max_bytes: int, timeout: float) -> list[bytes]:
+    """The pieces of a JSON body. timeout: seconds between two of them. Raises RequestError, or ClientLeft."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":  # also keeps web pages of other sites from posting without a preflight
         raise WrongContentType(f"Content-Type must be application/json, not {media_type[:100] or 'missing'!r}.")
@@ -28,7 +26,7 @@ async def read_json(request: Request, max_bytes: int, timeout: float) -> Any:
         if size > max_bytes:
             raise _too_large(max_bytes)
         pieces.append(piece)
-    return strict_json.parse(b"".join(pieces))
+    return pieces
 
 
 async def _receive(request: Request, timeout: float) -> tuple[bytes, bool]:
