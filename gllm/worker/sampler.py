@@ -96,33 +96,37 @@ def _ids(ids: object, scores: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """Token ids drawn from float32 scores [n, vocabulary]: temperature, then min_p, top_k and top_p, then the inverse
-    of the cumulated distribution at each row's uniform draw."""
-
-    def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=scores.device).unsqueeze(1)
-
-    probs = torch.softmax(scores / column([row.sampling.temperature for row in rows]).float(), dim=-1)
-    order = None
+    """Token ids drawn from float32 scores [n, vocabulary]: temperature, then the filters, then the inverse of the
+    distribution (cumulated in token order, whatever other rows need) at each row's uniform draw."""
+    probs = torch.softmax(scores / _column([row.sampling.temperature for row in rows], scores).float(), dim=-1)
     if any(row.sampling.min_p > 0 for row in rows):
-        floor = probs.amax(dim=-1, keepdim=True) * column([row.sampling.min_p for row in rows])
+        floor = probs.amax(dim=-1, keepdim=True) * _column([row.sampling.min_p for row in rows], scores)
         probs = probs.masked_fill(probs < floor, 0.0)
     if any(row.sampling.top_k > 0 or row.sampling.top_p < 1 for row in rows):
-        probs, order = probs.sort(dim=-1, descending=True, stable=True)
-        size = probs.shape[-1]
-        limits = column([row.sampling.top_k if row.sampling.top_k > 0 else size for row in rows])
-        probs = probs.masked_fill(torch.arange(size, device=probs.device) >= limits, 0.0)
-        before = probs.double().cumsum(dim=-1) - probs  # what more likely tokens already hold
-        mass = probs.double().sum(dim=-1, keepdim=True)
-        share = column([row.sampling.top_p for row in rows])
-        probs = probs.masked_fill((before >= share * mass) & (share < 1), 0.0)
+        probs = _keep_top(probs, rows)
     total = probs.double().cumsum(dim=-1)
-    point = column([row.uniform for row in rows]) * total[:, -1:]
-    place = torch.searchsorted(total, point, right=True).clamp_(max=probs.shape[-1] - 1)
+    point = _column([row.uniform for row in rows], scores) * total[:, -1:]
+    place = torch.searchsorted(total, point, right=True)
     # Rounding must never pick a token of probability zero: stay at or before the last one that has some.
-    last = (probs > 0).to(torch.int8).cumsum(dim=-1, dtype=torch.int32).argmax(dim=-1, keepdim=True)
-    place = torch.minimum(place, last)
-    return (place if order is None else order.gather(1, place)).squeeze(1)
+    last = (total >= total[:, -1:]).to(torch.uint8).argmax(dim=-1, keepdim=True)
+    return torch.minimum(place, last).squeeze(1)
+
+
+def _keep_top(probs: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """The top_k most likely tokens, and of these the fewest that hold top_p of their mass; all others become zero."""
+    ranked, order = probs.sort(dim=-1, descending=True, stable=True)
+    size = probs.shape[-1]
+    limits = _column([row.sampling.top_k if row.sampling.top_k > 0 else size for row in rows], probs)
+    ranked = ranked.masked_fill(torch.arange(size, device=probs.device) >= limits, 0.0)
+    total = ranked.double().cumsum(dim=-1)
+    share = _column([row.sampling.top_p for row in rows], probs)
+    enough = total - ranked >= share * total[:, -1:]  # what more likely tokens hold is enough already
+    return torch.zeros_like(probs).scatter_(1, order, ranked.masked_fill(enough & (share < 1), 0.0))
+
+
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    """float64 [n, 1]"""
+    return torch.tensor(values, dtype=torch.float64, device=like.device).unsqueeze(1)
 
 
 def _logprobs(
