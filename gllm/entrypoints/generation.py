@@ -91,11 +91,10 @@ class Generation:
         prompt = await service.in_thread(functools.partial(self._endpoint.prepare, service.engine.processor, wanted))
         async with closing(await service.engine.submit(prompt, params)) as stream:
             observation.prompt(len(stream.prompt_token_ids), stream.num_item_tokens)
-            deltas = observed(stream, observation)
             if wanted.stream:
-                await events.send_all(output, deltas)
+                await events.send_all(output, stream, observation)
             else:
-                answer = await total(deltas)
+                answer = await total(stream, observation)
             usage = _usage(stream, observation)
         if wanted.stream:
             events.finish(output.tail(usage) if wanted.include_usage else None)
@@ -119,9 +118,10 @@ class EventStream:
         self._send = send
         self._last = b""
 
-    async def send_all(self, output: ChatFormat | CompletionFormat, deltas: AsyncIterator[Delta]) -> None:
+    async def send_all(self, output: ChatFormat | CompletionFormat, stream: Stream, observation: Observation) -> None:
         head = output.head()
-        async for delta in deltas:
+        async for delta in stream:
+            observation.saw(delta)
             # A delta may be without text while a character or a stop string is incomplete.
             data = _event(output.chunk(delta)) if delta.text or delta.logprobs or delta.finish_reason else b""
             if not self.started:
@@ -157,17 +157,12 @@ async def closing(stream: Stream) -> AsyncIterator[Stream]:
         await asyncio.shield(asyncio.create_task(stream.aclose()))
 
 
-async def observed(stream: Stream, observation: Observation) -> AsyncIterator[Delta]:
-    async for delta in stream:
-        observation.tokens(len(delta.token_ids))
-        if delta.finish_reason is not None:
-            observation.end(delta.finish_reason)
-        yield delta
-
-
-async def total(deltas: AsyncIterator[Delta]) -> Delta:
+async def total(stream: Stream, observation: Observation) -> Delta:
     """The sum of all deltas."""
-    parts = [delta async for delta in deltas]
+    parts = []
+    async for delta in stream:
+        observation.saw(delta)
+        parts.append(delta)
     logprobs = None
     if any(part.logprobs is not None for part in parts):
         logprobs = tuple(position for part in parts for position in part.logprobs or ())

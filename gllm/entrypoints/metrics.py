@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from gllm.outputs import Delta
+
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 300)
 _TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
@@ -69,10 +71,14 @@ class Observation:
         self._metrics.prompt_tokens.inc(num_tokens)
         self._metrics.item_tokens.inc(num_item_tokens)
 
-    def tokens(self, count: int) -> None:
-        """`count` tokens have just arrived."""
-        if count == 0:
-            return
+    def saw(self, delta: Delta) -> None:
+        """This output has just arrived."""
+        if delta.token_ids:
+            self._saw_tokens(len(delta.token_ids))
+        if delta.finish_reason is not None:
+            self.end(delta.finish_reason)
+
+    def _saw_tokens(self, count: int) -> None:
         now = time.perf_counter()
         if self._first is None:
             self._first = now
