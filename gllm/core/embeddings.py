@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingStats:
+    """Item tokens: held (encoded, not yet prefilled), the most ever held, being encoded, and room in all."""
+
+    held: int
+    peak_held: int
+    encoding: int
+    capacity: int
+
 
 class EmbeddingPool:
     """Room for the embeddings of `capacity` item tokens. used <= capacity, always."""

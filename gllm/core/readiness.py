@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gllm.core.batch import ItemRef
-from gllm.core.embeddings import EmbeddingPool
+from gllm.core.embeddings import EmbeddingPool, EmbeddingStats
 from gllm.core.request import Request
 
 
@@ -53,6 +53,8 @@ class Readiness(Protocol):
     def remove(self, request_id: int) -> None:
         """The request is gone: whatever it holds is released."""
         ...
+
+    def stats(self) -> EmbeddingStats: ...
 
 
 class _Items:
@@ -134,6 +136,9 @@ class ColocatedEncoder:
     def remove(self, request_id: int) -> None:
         self.reset(request_id)
         del self._requests[request_id]
+
+    def stats(self) -> EmbeddingStats:
+        return EmbeddingStats(self.pool.used, self.pool.peak, 0, self.pool.capacity)
 
 
 def check_items_fit(request: Request, capacity: int) -> None:

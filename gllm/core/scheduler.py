@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gllm.core.batch import Batch, Chunk, ItemRef, ItemSlice
 from gllm.core.blocks import BlockPool
+from gllm.core.embeddings import EmbeddingStats
 from gllm.core.ordered import OrderedIds
 from gllm.core.policy import Load, Offer, TokenPolicy
 from gllm.core.readiness import NeverFits, Readiness
@@ -251,6 +252,9 @@ class Scheduler:
             blocks_total=self.pool.num_blocks,
             preemptions=self._preemptions,
         )
+
+    def embedding_stats(self) -> EmbeddingStats:
+        return self._readiness.stats()
 
     # ---- choosing chunks ----------------------------------------------------------------------------------------
 

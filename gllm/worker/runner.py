@@ -109,8 +109,7 @@ class StageRunner:
         An item whose pixels or embeddings are broken does not fail the batch: see `take_failures`.
         """
         batch = step.batch
-        for request_id in batch.dropped:
-            self._forget(request_id)
+        self.forget(batch.dropped)
         for spec in step.new:
             self.states[spec.request_id] = RequestState(spec, self.merge_size)
         self._encode(batch.encode)
@@ -133,10 +132,12 @@ class StageRunner:
         failures, self._failures = self._failures, {}
         return failures
 
-    def _forget(self, request_id: int) -> None:
-        self.states.pop(request_id, None)
-        if self.model.is_first:
-            self.embeddings.drop(request_id)
+    def forget(self, request_ids: Sequence[int]) -> None:
+        """These requests are gone, or start anew."""
+        for request_id in request_ids:
+            self.states.pop(request_id, None)
+            if self.model.is_first:
+                self.embeddings.drop(request_id)
 
     def _nothing(self) -> torch.Tensor:
         return torch.empty(0, self.model.config.hidden_size, dtype=self.model.dtype, device=self.model.device)

@@ -7,11 +7,10 @@ simulator and the property tests drive this same object.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gllm.core.batch import Batch, EncodeBatch, ItemRef
-from gllm.core.embeddings import EmbeddingPool
+from gllm.core.embeddings import EmbeddingPool, EmbeddingStats
 from gllm.core.eventlog import plain
 from gllm.core.policy import POLICIES, TokenPolicy
 from gllm.core.readiness import ColocatedEncoder
@@ -21,18 +20,6 @@ from rserve.config import RServeConfig
 from rserve.core.encoder_scheduler import EncoderScheduler
 from rserve.core.token_scheduler import TokenScheduler
 from rserve.core.tracker import EmbeddingTracker
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingStats:
-    """Item tokens: reserved (at encoders or held), held (encoded, not yet prefilled), the most ever held, room in all;
-    and encode batches at encoders."""
-
-    reserved: int
-    held: int
-    peak_held: int
-    capacity: int
-    encoding: int
 
 
 class Orchestrator:
@@ -107,18 +94,23 @@ class Orchestrator:
         """Known token ids at positions `start .. start + num_tokens - 1` of a live request."""
         return self.scheduler.tokens(request_id, start, num_tokens)
 
+    def request(self, request_id: int) -> Request:
+        """A live request."""
+        return self.scheduler.request(request_id)
+
+    def outputs(self, request_id: int) -> tuple[int, ...]:
+        """Output tokens so far of a live request."""
+        return self.scheduler.outputs(request_id)
+
+    def is_live(self, request_id: int) -> bool:
+        """It was admitted, and it or a micro-batch with it is not over."""
+        return self.scheduler.is_live(request_id)
+
     def stats(self) -> Stats:
         return self.scheduler.stats()
 
     def embedding_stats(self) -> EmbeddingStats:
-        pool = self.tracker.pool
-        return EmbeddingStats(
-            pool.used - self.tracker.held,
-            self.tracker.held,
-            self.tracker.peak_held,
-            pool.capacity,
-            self._encodes.num_encoding(),
-        )
+        return self.tracker.stats()
 
 
 def build(scheduler: SchedulerConfig, policy: TokenPolicy, config: RServeConfig) -> Orchestrator | Scheduler:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gllm.core.batch import ItemRef
-from gllm.core.embeddings import EmbeddingPool
+from gllm.core.embeddings import EmbeddingPool, EmbeddingStats
 from gllm.core.ordered import OrderedIds
 from gllm.core.readiness import check_items_fit
 from gllm.core.request import Request
@@ -113,6 +113,9 @@ class EmbeddingTracker:
         entry = self._entries.pop(request_id)
         del self._by_seq[entry.seq]
         self.encodable.set(entry.seq, False)
+
+    def stats(self) -> EmbeddingStats:
+        return EmbeddingStats(self.held, self.peak_held, self.pool.used - self.held, self.pool.capacity)
 
     # ---- progress of items ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,380 @@
+"""The engine as the API process sees it: prompts in, streams of text out. Everything runs on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import zmq
+import zmq.asyncio
+
+from gllm.config import EngineConfig
+from gllm.core.request import Item, Request
+from gllm.engine.detokenizer import Detokenizer
+from gllm.engine.executor import DRIVER, Executor, Layout, make_layout, resolve_device
+from gllm.engine.messages import (
+    Abort,
+    AddRequest,
+    Codec,
+    DriverReady,
+    GetStatus,
+    Hello,
+    ItemPixels,
+    Message,
+    Outputs,
+    Refused,
+    Shutdown,
+    Status,
+    ToApi,
+    WorkerHung,
+    WorkerLost,
+)
+from gllm.engine.processor import Processor, Prompt, check_items, check_length
+from gllm.engine.stream import Stream
+from gllm.errors import BadRequest, Overloaded, RequestError, StartupError
+from gllm.media.loader import LoadingItem, MediaLoader
+from gllm.models.config import read_json
+from gllm.models.registry import dtype_name, model_info
+from gllm.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2}
+STATUS_SECONDS = 4.0  # a driver that does not answer in this time is not well
+MAX_RECOVERIES = 5  # of the driver, in the life of an engine
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """ok: the driver, every stage and (where there are any) an encoder answered. workers: name -> "ok" or why not."""
+
+    ok: bool
+    workers: dict[str, str]
+
+
+class AsyncEngine:
+    """`start` it on an event loop, `submit` prompts, `close` it on the same loop."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.info = model_info(config.checkpoint)
+        self._check()
+        self.processor = Processor(config.checkpoint, self.info, config)
+        self.max_model_len = min(self.info.context_length, config.max_model_len or self.info.context_length)
+        self._embedding_capacity = 0
+        self._layout: Layout | None = None
+        self._executor: Executor | None = None
+        self._loader: MediaLoader | None = None
+        self._socket: zmq.asyncio.Socket | None = None
+        self._codec = Codec(ToApi)
+        self._ids = itertools.count()
+        self._queries = itertools.count()
+        self._streams: dict[int, Stream] = {}
+        self._admitting = 0
+        self._statuses: dict[int, asyncio.Future[Status]] = {}
+        self._ready: asyncio.Future[DriverReady] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._trouble: str | None = "the engine has not started"
+        self._lost: dict[str, str] = {}
+        self._recoveries = 0
+        self._pixel_bytes = 0
+        self._closed = False
+
+    def _check(self) -> None:
+        config, context = self.config, self.info.context_length
+        if config.max_model_len is not None and config.max_model_len > context:
+            raise StartupError(
+                f"--max-model-len {config.max_model_len} is above the model's context of {context} tokens"
+            )
+        if config.num_encoders and self.info.image_token_id is None:
+            raise StartupError(f"{self.info.architecture} takes no images: leave out --rserve and --encoders")
+
+    # ---- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Until all workers are up. Raises StartupError in one line; then nothing is left running."""
+        self._loader = MediaLoader(self.config, self.processor.images)
+        try:
+            await self._start_workers()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End every stream, every worker, and remove all shared memory. May be called again."""
+        self._closed = True
+        self._trouble = "the server is shutting down"
+        self._fail_all(self._trouble)
+        for stream in list(self._streams.values()):
+            await stream.aclose()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._loader is not None:
+            await self._loader.aclose()
+        await self._stop_workers()
+
+    async def _start_workers(self) -> None:
+        device = await asyncio.to_thread(resolve_device, self.config.device)
+        dtype = dtype_name(read_json(self.config.checkpoint, "config.json"), self.config.dtype)
+        self._layout = make_layout(self.config, self.info, ITEMSIZE[dtype])
+        self._executor = Executor(self.config, device, self._layout, self._on_lost)
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
+            self._socket.setsockopt(option, value)
+        self._socket.setsockopt(zmq.IDENTITY, b"api")
+        self._socket.connect(self._layout.address)
+        self._ready = asyncio.get_running_loop().create_future()
+        self._executor.start(self.info.hidden_size)
+        self._send(Hello("api", 0))
+        self._spawn(self._receive(self._socket))
+        try:
+            async with asyncio.timeout(self.config.startup_timeout):
+                ready = await self._ready
+        except TimeoutError:
+            raise StartupError(
+                f"the workers were not ready after {self.config.startup_timeout:g} seconds: raise --startup-timeout"
+            ) from None
+        self._take_limits(ready)
+        self._trouble = None
+
+    def _take_limits(self, ready: DriverReady) -> None:
+        self._embedding_capacity = ready.embedding_capacity
+        asked = self.config.max_model_len
+        # The last output token is sampled, never fed back: it needs no KV.
+        holds = ready.num_kv_tokens + 1
+        if asked is not None and asked > holds:
+            raise StartupError(
+                f"--max-model-len {asked} does not fit into KV for {ready.num_kv_tokens} tokens: raise "
+                "--kv-cache-memory-bytes or --num-kv-blocks, or lower --max-model-len"
+            )
+        self.max_model_len = min(self.info.context_length, asked or self.info.context_length, holds)
+
+    async def _stop_workers(self) -> None:
+        if self._socket is not None:
+            self._send(Shutdown())
+            self._socket.close(200)
+            self._socket = None
+        if self._executor is not None:
+            await self._executor.close()
+            self._executor = None
+
+    def _spawn(self, coroutine) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    async def submit(self, prompt: Prompt, params: SamplingParams) -> Stream:
+        """Lay the prompt out as soon as the headers of its items are known, and hand it to the driver; pixels follow
+        one by one. Raises RequestError when it is not admissible; then nothing is held for it."""
+        if self._trouble is not None:
+            raise Overloaded(self._trouble, code="engine_unavailable")
+        if len(self._streams) + self._admitting >= self.config.max_queued_requests:
+            raise Overloaded(f"{self.config.max_queued_requests} requests are in the server already", code="queue_full")
+        assert self._loader is not None
+        self._admitting += 1
+        items = [self._loader.load(source, index) for index, source in enumerate(prompt.sources, start=1)]
+        try:
+            grids = await asyncio.gather(*(item.grid() for item in items))
+            return self._admit(prompt, params, items, *self.processor.layout(prompt, grids))
+        except BaseException:
+            for item in items:
+                item.cancel()
+            raise
+        finally:
+            self._admitting -= 1
+
+    def _admit(
+        self, prompt: Prompt, params: SamplingParams, loading: Sequence[LoadingItem], token_ids: tuple[int, ...],
+        items: tuple[Item, ...],
+    ) -> Stream:  # fmt: skip
+        if self._trouble is not None:
+            raise Overloaded(self._trouble, code="engine_unavailable")
+        num_item_tokens = sum(item.num_tokens for item in items)
+        check_items(items, self._embedding_capacity)
+        max_tokens = check_length(len(token_ids) - num_item_tokens, num_item_tokens, self.max_model_len, params)
+        eos = () if params.ignore_eos else self.info.eos_token_ids
+        request = Request(
+            next(self._ids), token_ids, items, max_tokens, min(params.min_tokens, max_tokens),
+            frozenset((*params.stop_token_ids, *eos)),
+        )  # fmt: skip
+        detokenizer = Detokenizer(self.processor.vocabulary, params, self.info.eos_token_ids)
+        stream = Stream(request.request_id, prompt.text, token_ids, num_item_tokens, detokenizer, self._on_close)
+        self._streams[request.request_id] = stream
+        self._send(AddRequest(request, params))
+        stream.items = loading
+        stream.tasks = [self._spawn(self._send_pixels(stream, index, item)) for index, item in enumerate(loading)]
+        return stream
+
+    async def _send_pixels(self, stream: Stream, index: int, item: LoadingItem) -> None:
+        try:
+            pixels = await item.pixels()
+            if stream.closed:
+                return
+            file = f"pixels-{stream.request_id}-{index}"
+            stream.files.append(file)
+            self._pixel_bytes += pixels.nbytes
+            await asyncio.to_thread(self._write_pixels, file, pixels)
+        except BadRequest as error:
+            self._end(stream, error)
+            return
+        except OSError as error:
+            logger.error("the pixels of an item could not be stored: %s", error)
+            self._end(stream, Overloaded("no memory for the pixels of an image", code="out_of_memory"))
+            return
+        if stream.closed:
+            self._remove_file(file)
+        else:
+            height, width, _ = pixels.shape
+            self._send(ItemPixels(stream.request_id, index, file, height, width))
+
+    def _write_pixels(self, file: str, pixels: np.ndarray) -> None:
+        # Written, not mapped: a full file system is an error here, and a crash there.
+        assert self._layout is not None
+        (self._layout.run_dir / file).write_bytes(memoryview(np.ascontiguousarray(pixels)).cast("B"))
+
+    def _end(self, stream: Stream, error: RequestError) -> None:
+        stream.fail(error)
+        self._send(Abort(stream.request_id))
+
+    def _on_close(self, stream: Stream, abort: bool) -> None:
+        """Called once, when a stream is over or given up."""
+        self._streams.pop(stream.request_id, None)
+        for item in stream.items:
+            item.cancel()
+        for task in stream.tasks:
+            task.cancel()
+        for file in stream.files:
+            self._remove_file(file)
+        if abort:
+            self._send(Abort(stream.request_id))
+
+    def _remove_file(self, file: str) -> None:
+        assert self._layout is not None
+        path = self._layout.run_dir / file
+        try:
+            self._pixel_bytes -= path.stat().st_size
+            path.unlink()
+        except FileNotFoundError:
+            pass
+
+    # ---- the driver -----------------------------------------------------------------------------------------------
+
+    def _send(self, message: Message) -> None:
+        if self._socket is not None and not self._socket.closed:
+            # Never waits: there is no high-water mark.
+            self._socket.send(self._codec.encode(message), zmq.NOBLOCK)
+
+    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            match self._codec.decode(await socket.recv()):
+                case Outputs(outputs):
+                    for output in outputs:
+                        if stream := self._streams.get(output.request_id):
+                            stream.put(output)
+                case Refused(request_id, reason, retry):
+                    if stream := self._streams.get(request_id):
+                        stream.fail(Overloaded(reason) if retry else BadRequest(reason))
+                case Status() as status:
+                    if (future := self._statuses.get(status.query)) and not future.done():
+                        future.set_result(status)
+                case DriverReady() as ready:
+                    if self._ready is not None and not self._ready.done():
+                        self._ready.set_result(ready)
+                case Hello(name, _, error):
+                    self._fail_start(f"{name} cannot start" if error is None else error)
+                case WorkerHung(name):
+                    logger.error("%s gives no sign of life: it is ended", name)
+                    if self._executor is not None:
+                        self._executor.kill(name)
+
+    def _fail_start(self, error: str) -> None:
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(StartupError(error))
+
+    def _on_lost(self, name: str, is_final: bool) -> None:
+        """A worker has ended."""
+        if self._ready is not None and not self._ready.done():
+            self._spawn(self._fail_start_soon(f"{name} ended while it started"))
+        elif name != DRIVER:
+            self._send(WorkerLost(name))
+            if is_final:
+                self._lost[name] = "ended too often"
+                logger.error("%s ended too often: it is not started again", name)
+        elif self._trouble is None:
+            self._trouble = "the engine lost its driver and starts again"
+            self._fail_all(self._trouble)
+            self._spawn(self._recover())
+
+    async def _fail_start_soon(self, error: str) -> None:
+        """Its own words, if it had any, are on the way and go first."""
+        await asyncio.sleep(1.0)
+        self._fail_start(error)
+
+    def _fail_all(self, reason: str) -> None:
+        for stream in self._streams.values():
+            stream.fail(Overloaded(reason, code="engine_unavailable"))
+
+    async def _recover(self) -> None:
+        """Start all workers anew. Requests that were inside have got a 503 that can be retried."""
+        while not self._closed and self._recoveries < MAX_RECOVERIES:
+            self._recoveries += 1
+            await self._stop_workers()
+            try:
+                await self._start_workers()
+            except StartupError as error:
+                logger.error("the workers could not be started again: %s", error)
+                self._trouble = f"the engine could not start again: {error}"
+            else:
+                logger.warning("the workers were started again")
+                self._lost.clear()
+                return
+        if not self._closed:
+            self._trouble = f"the engine is down: {self._trouble}"
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    async def health(self) -> Health:
+        """Asks every worker for a sign of life; within a few seconds."""
+        if self._trouble is not None:
+            return Health(False, {DRIVER: self._trouble})
+        status = await self._status(probe=True)
+        if status is None:
+            return Health(False, {DRIVER: f"no answer within {STATUS_SECONDS:g} seconds"})
+        workers = status.workers | self._lost
+        encoders = [state for name, state in workers.items() if name.startswith("encoder ")]
+        others = [state for name, state in workers.items() if not name.startswith("encoder ")]
+        return Health(all(state == "ok" for state in others) and (not encoders or "ok" in encoders), workers)
+
+    async def stats(self) -> dict[str, float]:
+        """Counts at this moment, by name."""
+        status = await self._status() if self._trouble is None else None
+        gauges = dict(status.gauges) if status is not None else {}
+        return gauges | {
+            "requests_in_server": float(len(self._streams) + self._admitting),
+            "pixel_bytes_shared": float(self._pixel_bytes),
+        }
+
+    def worker_pid(self, name: str) -> int | None:
+        """The process id of a worker ("driver", "encoder 0"), if it runs."""
+        return self._executor.pid(name) if self._executor is not None else None
+
+    async def _status(self, probe: bool = False) -> Status | None:
+        query = next(self._queries)
+        future: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        self._statuses[query] = future
+        self._send(GetStatus(query, probe))
+        try:
+            async with asyncio.timeout(STATUS_SECONDS):
+                return await future
+        except TimeoutError:
+            return None
+        finally:
+            del self._statuses[query]

@@ -1,0 +1,346 @@
+"""The driver worker's loop: messages and results go into the core, its decisions go to the stage and the encoders.
+
+The loop does nothing that takes long. The stage computes in a thread beside it; encoders are a plug-in (`Encoders`),
+absent in the baseline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import zmq
+
+from gllm.core.batch import Batch
+from gllm.core.eventlog import Record
+from gllm.core.readiness import NeverFits
+from gllm.core.scheduler import Sampled
+from gllm.engine.messages import (
+    Abort,
+    AddRequest,
+    Codec,
+    DriverReady,
+    Encoded,
+    GetStatus,
+    Hello,
+    ItemPixels,
+    Message,
+    Output,
+    Outputs,
+    Pong,
+    Refused,
+    Shutdown,
+    Status,
+    ToDriver,
+    WorkerHung,
+    WorkerLost,
+)
+from gllm.sampling_params import SamplingParams
+from gllm.worker.pixels import PixelFile, PixelFiles
+from gllm.worker.stage import Done, Fed, LocalStage
+from gllm.worker.step import RequestSpec, StepInput, TokenLogprobs
+
+API = b"api"
+PROBE_SECONDS = 2.0  # in which a worker has to answer a health probe
+
+
+class Encoders(Protocol):
+    """Separate encoders, as the driver sees them."""
+
+    def all_up(self) -> bool: ...
+
+    def on_hello(self, identity: bytes, hello: Hello) -> None: ...
+
+    def on_encoded(self, message: Encoded, now: float) -> dict[int, str]:
+        """Returns requests of which an item could not be encoded, and why."""
+        ...
+
+    def on_pong(self, identity: bytes, now: float) -> None: ...
+
+    def on_lost(self, name: str, now: float) -> None: ...
+
+    def dispatch(self, now: float) -> bool:
+        """Give encoders what the core has for them. Returns whether something was given."""
+        ...
+
+    def settle(self) -> None:
+        """Free the embeddings that the core does not need any more."""
+        ...
+
+    def probe(self, now: float) -> None:
+        """Ask every encoder for a sign of life."""
+        ...
+
+    def hung(self, now: float) -> list[str]:
+        """Encoders that have work and gave no sign of life for too long; each is named once."""
+        ...
+
+    def next_check(self, now: float) -> float | None:
+        """Seconds until `hung` should be asked again; None while no encoder has work."""
+        ...
+
+    def statuses(self, since: float) -> dict[str, str]:
+        """ "ok", or what is wrong, for each encoder; "silent" for those not heard of since then."""
+        ...
+
+    def gauges(self) -> dict[str, float]: ...
+
+
+@dataclass(slots=True)
+class _Live:
+    sampling: SamplingParams
+    known_to_workers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    query: int
+    started: float
+
+
+class Driver:
+    """core: a Scheduler or Orchestrator (or a Recorder around one). log: takes records of workers' busy times."""
+
+    def __init__(
+        self,
+        core: Any,
+        stage: LocalStage,
+        pixels: PixelFiles,
+        socket: zmq.Socket[bytes],
+        encoders: Encoders | None = None,
+        log: Callable[[Record], None] | None = None,
+    ) -> None:
+        self.core = core
+        self.stage = stage
+        self.encoders = encoders
+        self._pixels = pixels
+        self._socket = socket
+        self._codec = Codec(ToDriver)
+        self._log = log
+        self._live: dict[int, _Live] = {}
+        self._batches: dict[int, tuple[Batch, float]] = {}
+        self._fed: dict[int, float] = {}
+        self._probes: list[_Probe] = []
+        self._stopping = False
+
+    # ---- the loop -----------------------------------------------------------------------------------------------
+
+    def wait_for_workers(self, ready: DriverReady, deadline: float) -> None:
+        """Until the API process and all encoders have said hello; then tell the API process. Raises StartupError (from
+        `on_hello`) or TimeoutError."""
+        api_is_there = False
+        while not (api_is_there and (self.encoders is None or self.encoders.all_up())):
+            if not self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+                raise TimeoutError("the encoders did not start in time")
+            identity, data = self._socket.recv_multipart()
+            message = self._codec.decode(data)
+            if isinstance(message, Shutdown):
+                raise SystemExit(0)
+            if identity == API:
+                api_is_there = True
+            elif isinstance(message, Hello) and self.encoders is not None:
+                self.encoders.on_hello(identity, message)
+        self.send(ready)
+
+    def run(self) -> None:
+        """Until told to shut down."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self.stage.compute.socket, zmq.POLLIN)
+        while not self._stopping:
+            ready = dict(poller.poll(self._timeout()))
+            if self.stage.compute.socket in ready:
+                self._on_result(self.stage.compute.take())
+            while self._socket.poll(0):
+                identity, data = self._socket.recv_multipart()
+                self._on_message(identity, self._codec.decode(data))
+            self._pump()
+
+    def send(self, message: Message) -> None:
+        """To the API process."""
+        self._socket.send_multipart([API, self._codec.encode(message)])
+
+    def _timeout(self) -> int | None:
+        """Milliseconds to sleep at most; None: until something happens."""
+        now = time.monotonic()
+        waits = [probe.started + PROBE_SECONDS - now for probe in self._probes]
+        if self.encoders is not None and (check := self.encoders.next_check(now)) is not None:
+            waits.append(check)
+        return max(0, int(min(waits) * 1000) + 1) if waits else None
+
+    def _pump(self) -> None:
+        """Start whatever can be started."""
+        now = time.monotonic()
+        moved = True
+        while moved:
+            moved = False
+            if self.encoders is not None:
+                self.encoders.settle()
+                moved = self.encoders.dispatch(now)
+            while (batch := self.core.next_batch(now)) is not None:
+                self._submit(batch, now)
+                moved = True
+        if not self._batches and (dropped := self.core.take_dropped()):
+            self._forget(dropped)
+            self.stage.forget(dropped)
+        if self.encoders is not None:
+            for name in self.encoders.hung(now):
+                self.send(WorkerHung(name))
+        self._answer_probes(now)
+
+    # ---- micro-batches ------------------------------------------------------------------------------------------
+
+    def _submit(self, batch: Batch, now: float) -> None:
+        self._forget(batch.dropped)
+        tokens: list[int] = []
+        new = []
+        for chunk in batch.chunks:
+            tokens += self.core.tokens(chunk.request_id, chunk.start, chunk.num_tokens)
+            live = self._live[chunk.request_id]
+            if not live.known_to_workers:
+                live.known_to_workers = True
+                new.append(self._spec(chunk.request_id, live.sampling))
+        self._batches[batch.batch_id] = (batch, now)
+        self.stage.submit(StepInput(batch, tuple(tokens), tuple(new)))
+
+    def _spec(self, request_id: int, sampling: SamplingParams) -> RequestSpec:
+        request = self.core.request(request_id)
+        tokens = request.token_ids + self.core.outputs(request_id)
+        return RequestSpec(request_id, len(request.token_ids), tokens, request.items, sampling)
+
+    def _forget(self, dropped: tuple[int, ...]) -> None:
+        for request_id in dropped:
+            if request_id in self._live:
+                self._live[request_id].known_to_workers = False
+
+    def _on_result(self, result: Fed | Done) -> None:
+        now = time.monotonic()
+        if isinstance(result, Fed):
+            self._fed[result.batch_id] = now
+            self.core.on_batch_fed(result.batch_id, now)
+            return
+        output = result.output
+        batch, _ = self._batches.pop(output.batch_id)
+        for request_id, reason in result.failures.items():
+            self._refuse(request_id, reason, retry=False)
+        sampled = self.core.on_batch_done(output.batch_id, dict(output.tokens), now)
+        logprobs = dict(zip((request_id for request_id, _ in output.tokens), output.logprobs, strict=False))
+        if sampled:
+            self.send(Outputs(tuple(_output(token, logprobs) for token in sampled)))
+        for request_id in {chunk.request_id for chunk in batch.chunks}:
+            self._clean(request_id)
+        self._log_spans(batch, result)
+
+    def _log_spans(self, batch: Batch, done: Done) -> None:
+        fed = self._fed.pop(batch.batch_id, done.start)
+        if self._log is None:
+            return
+        chunks = [[chunk.request_id, chunk.start, chunk.num_tokens] for chunk in batch.chunks]
+        span = {"e": "span", "worker": "stage 0", "args": {"batch": batch.batch_id, "chunks": chunks}}
+        if batch.encode:
+            items = [[ref.request_id, ref.index] for ref in batch.encode]
+            encode = {"kind": "encode", "name": f"encode {len(items)} items", "start": done.start, "end": fed}
+            self._log(span | encode | {"args": {"batch": batch.batch_id, "items": items}})
+        start = fed if batch.encode else done.start
+        kind = "decode" if all(chunk.num_tokens == 1 for chunk in batch.chunks) else "prefill"
+        self._log(span | {"kind": kind, "name": f"{kind} {batch.num_tokens} tokens", "start": start, "end": done.end})
+
+    # ---- messages -----------------------------------------------------------------------------------------------
+
+    def _on_message(self, identity: bytes, message: Any) -> None:
+        now = time.monotonic()
+        match message:
+            case AddRequest():
+                self._add(message, now)
+            case ItemPixels():
+                self._add_pixels(message, now)
+            case Abort(request_id):
+                self.core.on_abort(request_id, now)
+                self._clean(request_id)
+            case GetStatus(query, probe):
+                self._start_probe(query, probe, now)
+            case Shutdown():
+                self._stopping = True
+            case _ if self.encoders is None:
+                pass  # an encoder of an engine that has none
+            case Hello():
+                self.encoders.on_hello(identity, message)
+            case Encoded():
+                for request_id, reason in self.encoders.on_encoded(message, now).items():
+                    self._refuse(request_id, reason, retry=False)
+            case Pong():
+                self.encoders.on_pong(identity, now)
+            case WorkerLost(name):
+                self.encoders.on_lost(name, now)
+
+    def _add(self, message: AddRequest, now: float) -> None:
+        request_id = message.request.request_id
+        try:
+            self.core.on_request(message.request, now)
+        except NeverFits as error:
+            self.send(Refused(request_id, str(error), retry=False))
+            return
+        self._live[request_id] = _Live(message.sampling)
+
+    def _add_pixels(self, message: ItemPixels, now: float) -> None:
+        if message.request_id in self._live:
+            source = PixelFile(message.file, message.height, message.width)
+            self._pixels.put(message.request_id, message.index, source)
+            self.core.on_item_ready(message.request_id, message.index, now)
+
+    def _refuse(self, request_id: int, reason: str, retry: bool) -> None:
+        if request_id in self._live:
+            self.core.on_abort(request_id, time.monotonic())
+            self.send(Refused(request_id, reason, retry))
+            self._clean(request_id)
+
+    def _clean(self, request_id: int) -> None:
+        if request_id in self._live and not self.core.is_live(request_id):
+            del self._live[request_id]
+            self._pixels.drop(request_id)
+
+    # ---- status -------------------------------------------------------------------------------------------------
+
+    def _start_probe(self, query: int, probe: bool, now: float) -> None:
+        if probe and self.encoders is not None:
+            self.encoders.probe(now)
+            self._probes.append(_Probe(query, now))
+        else:
+            self._answer(query, now)
+
+    def _answer_probes(self, now: float) -> None:
+        for probe in list(self._probes):
+            assert self.encoders is not None
+            silent = "silent" in self.encoders.statuses(probe.started).values()
+            if not silent or now >= probe.started + PROBE_SECONDS:
+                self._probes.remove(probe)
+                self._answer(probe.query, probe.started)
+
+    def _answer(self, query: int, since: float) -> None:
+        stats = self.core.stats()
+        workers = {"driver": "ok", "stage 0": "ok"}
+        gauges = {
+            "requests_running": stats.running,
+            "requests_waiting": stats.waiting,
+            "micro_batches_in_flight": stats.in_flight,
+            "kv_blocks_used": stats.blocks_used,
+            "kv_blocks_total": stats.blocks_total,
+            "preemptions_total": stats.preemptions,
+        }
+        embeddings = self.core.embedding_stats()
+        gauges |= {
+            "embedding_tokens_held": embeddings.held,
+            "embedding_tokens_held_peak": embeddings.peak_held,
+            "embedding_tokens_encoding": embeddings.encoding,
+            "embedding_tokens_capacity": embeddings.capacity,
+        }
+        if self.encoders is not None:
+            workers |= self.encoders.statuses(since)
+            gauges |= self.encoders.gauges()
+        self.send(Status(query, workers, {name: float(value) for name, value in gauges.items()}))
+
+
+def _output(token: Sampled, logprobs: dict[int, TokenLogprobs | None]) -> Output:
+    return Output(token.request_id, token.token_id, logprobs.get(token.request_id), token.finish_reason)

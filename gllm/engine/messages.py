@@ -1,0 +1,171 @@
+"""What processes say to each other: typed structs, encoded as msgpack. No pickle on any socket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gllm.core.request import Request
+from gllm.sampling_params import SamplingParams
+from gllm.worker.step import TokenLogprobs
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The tag names the type; fields travel by position."""
+
+
+# ---- API process -> driver ------------------------------------------------------------------------------------------
+
+
+class AddRequest(Message):
+    """A laid-out request; its pixels follow."""
+
+    request: Request
+    sampling: SamplingParams
+
+
+class ItemPixels(Message):
+    """Pixels of an item, uint8 [height, width, 3], are in this file of the run directory."""
+
+    request_id: int
+    index: int
+    file: str
+    height: int
+    width: int
+
+
+class Abort(Message):
+    """The client left, or a stop string ended the output."""
+
+    request_id: int
+
+
+class WorkerLost(Message):
+    """This worker process has ended and writes no more."""
+
+    name: str
+
+
+class GetStatus(Message):
+    """Answered with Status; `probe`: after asking every worker for a sign of life."""
+
+    query: int
+    probe: bool = False
+
+
+class Shutdown(Message):
+    """Finish nothing, end now."""
+
+
+# ---- driver -> API process ------------------------------------------------------------------------------------------
+
+
+class DriverReady(Message):
+    """All workers are up. num_kv_tokens and embedding_capacity: what the pools hold, in tokens."""
+
+    num_kv_tokens: int
+    embedding_capacity: int
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """One output token of a request."""
+
+    request_id: int
+    token_id: int
+    logprobs: TokenLogprobs | None
+    finish_reason: str | None
+
+
+class Outputs(Message):
+    """The tokens of one micro-batch."""
+
+    outputs: tuple[Output, ...]
+
+
+class Refused(Message):
+    """The request is over without (further) output. retry: it may succeed later (503), else it is wrong (400)."""
+
+    request_id: int
+    message: str
+    retry: bool
+
+
+class WorkerHung(Message):
+    """A worker has work but gave no sign of life for too long: end it."""
+
+    name: str
+
+
+class Status(Message):
+    """workers: name -> "ok" or what is wrong. gauges: counts at this moment."""
+
+    query: int
+    workers: dict[str, str]
+    gauges: dict[str, float]
+
+
+# ---- driver <-> encoder ---------------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """A worker is up. error: it cannot start, in one line."""
+
+    name: str
+    pid: int
+    error: str | None = None
+
+
+class EncodeItem(msgspec.Struct, frozen=True, array_like=True):
+    """One item to encode. place: where its rows go, in the transport's own terms."""
+
+    file: str
+    height: int
+    width: int
+    grid: tuple[int, int, int]
+    place: tuple[tuple[int, int], ...]
+
+
+class Encode(Message):
+    """An encode batch."""
+
+    batch_id: int
+    items: tuple[EncodeItem, ...]
+
+
+class Encoded(Message):
+    """The rows of an encode batch are in place; start, end: seconds on the host's monotonic clock. errors: why an item
+    (by position in the batch) could not be encoded."""
+
+    batch_id: int
+    start: float
+    end: float
+    errors: dict[int, str]
+
+
+class Ping(Message):
+    """Asks for a Pong at once, whatever the worker is doing."""
+
+
+class Pong(Message):
+    """A sign of life."""
+
+
+ToDriver = AddRequest | ItemPixels | Abort | WorkerLost | GetStatus | Shutdown | Hello | Encoded | Pong
+ToApi = DriverReady | Outputs | Refused | WorkerHung | Status | Hello
+ToEncoder = Encode | Ping | Shutdown
+
+
+class Codec:
+    """Encodes any message, decodes those of one direction."""
+
+    def __init__(self, incoming: Any) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(incoming)
+
+    def encode(self, message: Message) -> bytes:
+        return self._encoder.encode(message)
+
+    def decode(self, data: bytes) -> Any:
+        """Raises msgspec.DecodeError (a ValueError) for anything else."""
+        return self._decoder.decode(data)

@@ -1,0 +1,39 @@
+"""Which cores and how many threads each worker gets, so that processes do not fight over cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gllm.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """cores: what the worker is bound to, empty: to nothing. threads: of its matrix products."""
+
+    cores: tuple[int, ...]
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    stage: Seat
+    encoders: tuple[Seat, ...]
+
+
+def place(config: EngineConfig, cores: Sequence[int]) -> Placement:
+    """An even share of the cores for every encoder, what is left for the LLM stage; at least one thread each. Workers
+    are bound only when each can have its threads' cores for itself."""
+    num_workers = config.num_encoders + 1
+    encoder_threads = config.encoder_threads or max(1, len(cores) // num_workers)
+    left = len(cores) - encoder_threads * config.num_encoders
+    llm_threads = config.llm_threads or max(1, left)
+    bind = config.pin_cores and llm_threads + encoder_threads * config.num_encoders <= len(cores)
+    free = list(cores)
+
+    def seat(threads: int) -> Seat:
+        taken, free[:threads] = tuple(free[:threads]), []
+        return Seat(taken if bind else (), threads)
+
+    return Placement(seat(llm_threads), tuple(seat(encoder_threads) for _ in range(config.num_encoders)))

@@ -1,0 +1,233 @@
+"""What turns gLLM's driver into RServe: the orchestrator as its core, and separate encoders fed from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from gllm.config import EngineConfig
+from gllm.core.batch import EncodeBatch
+from gllm.core.eventlog import Record
+from gllm.core.policy import TokenPolicy
+from gllm.core.scheduler import Scheduler, SchedulerConfig
+from gllm.engine.messages import Codec, Encode, Encoded, EncodeItem, Hello, Message, Ping, ToEncoder
+from gllm.errors import StartupError
+from gllm.worker.pixels import PixelFiles
+from rserve.config import RServeConfig
+from rserve.core.orchestrator import Orchestrator, build, describe
+from rserve.embeddings import ReceivedEmbeddings
+from rserve.transport.base import Place, Receiver
+
+ENCODER = "rserve.encoder:main"
+ARENA = "embeddings"  # the file of the run directory that holds them
+BATCH_TOKENS = {"cuda": 1024, "cpu": 256}  # C: the paper's on a GPU; a core is busy with less
+
+
+def rserve_config(config: EngineConfig, device: str, embedding_capacity: int) -> RServeConfig:
+    """The scheme that the engine's configuration asks for. Without --rserve encoders work as in gLLM-epd: all items of
+    a request are one batch, and prefill starts when all are encoded."""
+    overlap = config.rserve and config.intra_request_overlap
+    batch_tokens = config.encoder_batch_tokens or BATCH_TOKENS[device]
+    return RServeConfig(
+        num_encoders=config.num_encoders,
+        encoder_batch_tokens=batch_tokens if config.rserve else None,
+        intra_request_overlap=overlap,
+        inter_request_batching=config.inter_request_batching,
+        embedding_capacity=embedding_capacity,
+        min_chunk_tokens=config.min_chunk_tokens or 1,
+    )
+
+
+def make_core(
+    scheduler: SchedulerConfig, policy: TokenPolicy, config: RServeConfig
+) -> tuple[Orchestrator | Scheduler, Record]:
+    """The core, and the record that describes it at the head of an event log."""
+    return build(scheduler, policy, config), describe(scheduler, policy, config)
+
+
+@dataclass(slots=True)
+class _Encoder:
+    """A running encoder. `batches`: what it has, with the places of the items' rows, in the batch's order."""
+
+    name: str
+    encoder_id: int
+    identity: bytes
+    heard: float
+    batches: dict[int, tuple[EncodeBatch, tuple[Place, ...]]] = field(default_factory=dict)
+    pinged: float | None = None
+    is_hung: bool = False
+
+
+class EncoderFleet:
+    """The driver's `Encoders`: gives out encode batches, binds what comes back, and watches for signs of life.
+
+    Embeddings of a batch are allocated when it is given out. An encoder counts as lost only once its process has ended,
+    so memory that is freed then is written by nobody.
+    """
+
+    def __init__(
+        self,
+        core: Any,
+        names: list[str],
+        receiver: Receiver,
+        embeddings: ReceivedEmbeddings,
+        pixels: PixelFiles,
+        socket: zmq.Socket[bytes],
+        heartbeat_timeout: float,
+        log: Callable[[Record], None] | None = None,
+    ) -> None:
+        self._core = core
+        self._ids = {name: index for index, name in enumerate(names)}
+        self._receiver = receiver
+        self._embeddings = embeddings
+        self._pixels = pixels
+        self._socket = socket
+        self._codec = Codec(ToEncoder)
+        self._timeout = heartbeat_timeout
+        self._log = log
+        self._up: dict[int, _Encoder] = {}
+
+    # ---- coming and going ---------------------------------------------------------------------------------------
+
+    def all_up(self) -> bool:
+        return len(self._up) == len(self._ids)
+
+    def on_hello(self, identity: bytes, hello: Hello) -> None:
+        if hello.error:
+            raise StartupError(hello.error)
+        encoder_id = self._ids[hello.name]
+        self._up[encoder_id] = _Encoder(hello.name, encoder_id, identity, time.monotonic())
+
+    def on_lost(self, name: str, now: float) -> None:
+        encoder = self._up.pop(self._ids.get(name, -1), None)
+        if encoder is None:
+            return
+        for _, places in encoder.batches.values():
+            for place in places:
+                self._receiver.free(place)
+        self._core.on_encoder_lost(encoder.encoder_id, now)
+
+    # ---- work -----------------------------------------------------------------------------------------------------
+
+    def dispatch(self, now: float) -> bool:
+        moved = False
+        # Who has least to do asks first, so that a second batch goes to nobody while another encoder is idle.
+        for encoder in sorted(self._up.values(), key=lambda encoder: len(encoder.batches)):
+            while (batch := self._core.next_encode(encoder.encoder_id, now)) is not None:
+                self.settle()  # room for this batch may have been taken from others
+                self._give(encoder, batch, now)
+                moved = True
+                if len(self._up) > 1:
+                    break
+        return moved
+
+    def _give(self, encoder: _Encoder, batch: EncodeBatch, now: float) -> None:
+        request = self._core.request(batch.items[0].request_id)
+        places = tuple(self._receiver.allocate(ref.num_tokens) for ref in batch.items)
+        items = []
+        for ref, place in zip(batch.items, places, strict=True):
+            source = self._pixels.file(ref.request_id, ref.index)
+            grid = request.items[ref.index].grid
+            items.append(EncodeItem(source.file, source.height, source.width, grid, place))
+        encoder.batches[batch.batch_id] = (batch, places)
+        if len(encoder.batches) == 1:
+            encoder.heard = now  # its time to answer starts now
+        self._send(encoder, Encode(batch.batch_id, tuple(items)))
+
+    def on_encoded(self, message: Encoded, now: float) -> dict[int, str]:
+        encoder = next((e for e in self._up.values() if message.batch_id in e.batches), None)
+        if encoder is None:
+            return {}  # an encoder that was given up
+        encoder.heard, encoder.pinged = now, None
+        batch, places = encoder.batches.pop(message.batch_id)
+        wanted = set(self._core.on_encoded(message.batch_id, now))
+        for ref, place in zip(batch.items, places, strict=True):
+            if ref in wanted:
+                self._embeddings.bind(ref.request_id, ref.index, place)
+            else:
+                self._receiver.free(place)
+        if self._log is not None:
+            items = [[ref.request_id, ref.index] for ref in batch.items]
+            args = {"batch": batch.batch_id, "items": items}
+            span = {"e": "span", "worker": encoder.name, "kind": "encode", "name": f"encode {batch.num_tokens} tokens"}
+            self._log(span | {"start": message.start, "end": message.end, "args": args})
+        return {batch.items[index].request_id: error for index, error in message.errors.items()}
+
+    def settle(self) -> None:
+        for ref in self._core.take_released():
+            self._embeddings.release(ref.request_id, ref.index)
+
+    # ---- signs of life ----------------------------------------------------------------------------------------------
+
+    def on_pong(self, identity: bytes, now: float) -> None:
+        for encoder in self._up.values():
+            if encoder.identity == identity:
+                encoder.heard, encoder.pinged = now, None
+
+    def probe(self, now: float) -> None:
+        for encoder in self._up.values():
+            encoder.pinged = now
+            self._send(encoder, Ping())
+
+    def hung(self, now: float) -> list[str]:
+        names = []
+        for encoder in self._up.values():
+            if not encoder.batches or encoder.is_hung:
+                continue
+            silence = now - encoder.heard
+            if silence >= self._timeout:
+                encoder.is_hung = True
+                names.append(encoder.name)
+            elif silence >= self._timeout / 2 and (encoder.pinged is None or encoder.pinged < encoder.heard):
+                encoder.pinged = now
+                self._send(encoder, Ping())
+        return names
+
+    def next_check(self, now: float) -> float | None:
+        waits = [
+            encoder.heard + self._timeout * (0.5 if now - encoder.heard < self._timeout / 2 else 1.0) - now
+            for encoder in self._up.values()
+            if encoder.batches and not encoder.is_hung
+        ]
+        return max(0.0, min(waits)) if waits else None
+
+    def statuses(self, since: float) -> dict[str, str]:
+        statuses = dict.fromkeys(self._ids, "down")
+        for encoder in self._up.values():
+            statuses[encoder.name] = "ok" if encoder.heard >= since else "silent"
+            if encoder.is_hung:
+                statuses[encoder.name] = "hung"
+        return statuses
+
+    def gauges(self) -> dict[str, float]:
+        return {
+            "encoders_up": float(len(self._up)),
+            "encode_batches_at_encoders": float(sum(len(encoder.batches) for encoder in self._up.values())),
+            "embedding_items_bound": float(len(self._embeddings)),
+        }
+
+    def _send(self, encoder: _Encoder, message: Message) -> None:
+        self._socket.send_multipart([encoder.identity, self._codec.encode(message)])
+
+
+def make_encoders(
+    core: Any, names: list[str], run_dir: Path, pixels: PixelFiles, socket: zmq.Socket[bytes], *,
+    capacity: int, hidden: int, dtype: Any, heartbeat_timeout: float, log: Callable[[Record], None] | None,
+) -> tuple[EncoderFleet, ReceivedEmbeddings]:  # fmt: skip
+    """The fleet, and the stage's source of embeddings: an arena of `capacity` rows of `hidden` elements. Raises
+    StartupError when there is no memory for it."""
+    from rserve.transport.shm import ShmReceiver
+
+    try:
+        receiver = ShmReceiver(run_dir / ARENA, capacity, hidden, dtype)
+    except OSError as error:
+        size = capacity * hidden * dtype.itemsize
+        raise StartupError(f"no {size:,} bytes for embeddings ({error}): lower --embedding-capacity") from None
+    embeddings = ReceivedEmbeddings(receiver)
+    fleet = EncoderFleet(core, names, receiver, embeddings, pixels, socket, heartbeat_timeout, log)
+    return fleet, embeddings
