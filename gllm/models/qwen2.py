@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from gllm.layers.linear import MergedColumnLinear, QKVLinear, RowLinear
 from gllm.layers.norm import RMSNorm
 from gllm.layers.parallel import Parallel
 from gllm.layers.rotary import Rotary, rotate_
+from gllm.layers.row_blocks import join, row_blocks
 from gllm.layers.weights import Weights
 from gllm.models.config import TextConfig
 
@@ -22,7 +24,7 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over the paged cache: [n, hidden] -> [n, hidden]."""
+    """Grouped-query attention over the paged cache, in its three steps: `project`, `attend`, `out`."""
 
     def __init__(self, config: TextConfig, parallel: Parallel, backend: AttentionBackend, **where: Any) -> None:
         super().__init__()
@@ -31,13 +33,16 @@ class Attention(nn.Module):
         self.qkv = QKVLinear(config.hidden_size, heads, kv_heads, self.head_dim, parallel, bias=True, **where)
         self.out = RowLinear(self.qkv.shards[0], config.hidden_size, parallel, bias=False, **where)
 
-    def forward(self, x: torch.Tensor, angles: Angles, cache: KVPair, plan: Any) -> torch.Tensor:
-        num_heads, num_kv_heads = self.qkv.num_heads, self.qkv.num_kv_heads
+    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> queries, keys (both rotated) and values, [n, heads + 2 * kv_heads, head_dim]."""
         qkv = self.qkv(x).view(len(x), -1, self.head_dim)
-        rotate_(qkv[:, : num_heads + num_kv_heads], *angles)
-        query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-        attended = self.backend.forward(query, key, value, *cache, plan)
-        return self.out(attended.reshape(len(x), -1))
+        rotate_(qkv[:, : self.qkv.num_heads + self.qkv.num_kv_heads], cos, sin)
+        return qkv
+
+    def attend(self, qkv: torch.Tensor, cache: KVPair, plan: Any) -> torch.Tensor:
+        """What `project` gave -> [n, heads * head_dim]; keys and values are written to the cache."""
+        query, key, value = qkv.split([self.qkv.num_heads, self.qkv.num_kv_heads, self.qkv.num_kv_heads], dim=1)
+        return self.backend.forward(query, key, value, *cache, plan).reshape(len(qkv), -1)
 
     def load(self, weights: Weights, name: str) -> None:
         self.qkv.load(weights, [f"{name}.{part}_proj" for part in "qkv"])
@@ -73,9 +78,14 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **where)
         self.mlp = MLP(config.hidden_size, config.intermediate_size, parallel, bias=False, **where)
 
-    def forward(self, x: torch.Tensor, angles: Angles, cache: KVPair, plan: Any) -> torch.Tensor:
-        x.add_(self.attention(self.attention_norm(x), angles, cache, plan))
-        return x.add_(self.mlp(self.mlp_norm(x)))
+    def forward(self, x: torch.Tensor, angles: Angles, cache: KVPair, plan: Any, blocks: Sequence[slice]) -> None:
+        cos, sin = angles
+        qkv = join(self.attention.project(self.attention_norm(x[rows]), cos[rows], sin[rows]) for rows in blocks)
+        attended = self.attention.attend(qkv, cache, plan)
+        for rows in blocks:
+            part = x[rows]
+            part.add_(self.attention.out(attended[rows]))
+            part.add_(self.mlp(self.mlp_norm(part)))
 
     def load(self, weights: Weights, name: str) -> None:
         self.attention_norm.load(weights, f"{name}.input_layernorm")
@@ -125,8 +135,9 @@ class Qwen2(nn.Module):
     def forward(self, hidden: torch.Tensor, positions: torch.Tensor, plan: Any, caches: list[KVPair]) -> torch.Tensor:
         """hidden [n, hidden] (overwritten), positions int [axes, n] -> the hidden states after this stage's layers."""
         angles = self.rotary.table(positions[: len(self.config.mrope_sections)])
+        blocks = row_blocks(len(hidden), self.device)
         for layer, cache in zip(self.layers, caches, strict=True):
-            hidden = layer(hidden, angles, cache, plan)
+            layer(hidden, angles, cache, plan, blocks)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

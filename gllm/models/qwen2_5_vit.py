@@ -20,9 +20,10 @@ from gllm.layers.linear import ColumnLinear, QKVLinear, RowLinear
 from gllm.layers.norm import RMSNorm
 from gllm.layers.parallel import Parallel
 from gllm.layers.rotary import Rotary, rotate_
+from gllm.layers.row_blocks import join, row_blocks
 from gllm.layers.weights import Weights, parameter
 from gllm.models.config import VisionConfig
-from gllm.models.qwen2 import MLP
+from gllm.models.qwen2 import MLP, Angles
 
 Grid = tuple[int, int, int]
 NORM_EPS = 1e-6  # not in config.json
@@ -125,7 +126,7 @@ def make_layout(grids: Sequence[Grid], config: VisionConfig, device: torch.devic
 
 
 class VisionAttention(nn.Module):
-    """Attention inside each segment of the given runs: [patches, hidden] -> [patches, hidden]."""
+    """Attention inside segments of patches, in its three steps: `project`, `attend`, `out`."""
 
     def __init__(self, config: VisionConfig, parallel: Parallel, **where: Any) -> None:
         super().__init__()
@@ -134,18 +135,22 @@ class VisionAttention(nn.Module):
         self.qkv = QKVLinear(config.hidden_size, heads, heads, self.head_dim, parallel, bias=True, **where)
         self.out = RowLinear(self.qkv.shards[0], config.hidden_size, parallel, bias=True, **where)
 
-    def forward(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], runs: Sequence[Run]) -> torch.Tensor:
-        heads = self.qkv.num_heads
-        qkv = self.qkv(x).view(len(x), 3 * heads, self.head_dim)
-        rotate_(qkv[:, : 2 * heads], *angles)
-        out = torch.empty_like(qkv[:, :heads])
+    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> queries, keys (both rotated) and values, [n, 3, heads, head_dim]."""
+        qkv = self.qkv(x).view(len(x), 3, self.qkv.num_heads, self.head_dim)
+        rotate_(qkv[:, :2].flatten(1, 2), cos, sin)
+        return qkv
+
+    def attend(self, qkv: torch.Tensor, runs: Sequence[Run]) -> torch.Tensor:
+        """What `project` gave -> [n, heads * head_dim]; each segment of the runs attends to itself."""
+        outs = []
         for run in runs:
-            rows = slice(run.start, run.start + run.count * run.length)
-            parts = qkv[rows].view(run.count, run.length, 3, heads, self.head_dim)
-            query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+            size = run.count * run.length
+            part = qkv[run.start : run.start + size].unflatten(0, (run.count, run.length))
+            query, key, value = part.permute(2, 0, 3, 1, 4).unbind(0)
             attended = F.scaled_dot_product_attention(query, key, value)
-            out[rows].view(run.count, run.length, heads, -1).copy_(attended.transpose(1, 2))
-        return self.out(out.view(len(x), -1))
+            outs.append(attended.transpose(1, 2).reshape(size, -1))
+        return join(outs)
 
     def load(self, weights: Weights, name: str) -> None:
         self.qkv.load_fused(weights, f"{name}.qkv")
@@ -162,17 +167,22 @@ class VisionBlock(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, NORM_EPS, **where)
         self.mlp = MLP(config.hidden_size, config.intermediate_size, parallel, bias=True, **where)
 
-    def forward(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], layout: Layout, full: bool) -> None:
-        normed = self.attention_norm(x)
-        if not full:
-            x.add_(self.attention(normed, angles, layout.windows))
-        elif layout.frame_order is None:
-            x.add_(self.attention(normed, angles, layout.frames))
-        else:
-            there, back = layout.frame_order, layout.patch_order
-            turned = tuple(part.index_select(0, there) for part in angles)
-            x.add_(self.attention(normed.index_select(0, there), turned, layout.frames).index_select(0, back))
-        x.add_(self.mlp(self.mlp_norm(x)))
+    def forward(
+        self, x: torch.Tensor, angles: Angles, layout: Layout, full_attention: bool, blocks: Sequence[slice]
+    ) -> None:
+        cos, sin = angles
+        qkv = join(self.attention.project(self.attention_norm(x[rows]), cos[rows], sin[rows]) for rows in blocks)
+        attended = self._attend_frames(qkv, layout) if full_attention else self.attention.attend(qkv, layout.windows)
+        for rows in blocks:
+            part = x[rows]
+            part.add_(self.attention.out(attended[rows]))
+            part.add_(self.mlp(self.mlp_norm(part)))
+
+    def _attend_frames(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+        if layout.frame_order is None:
+            return self.attention.attend(qkv, layout.frames)
+        raster = qkv.index_select(0, layout.frame_order)
+        return self.attention.attend(raster, layout.frames).index_select(0, layout.patch_order)
 
     def load(self, weights: Weights, name: str) -> None:
         self.attention_norm.load(weights, f"{name}.norm1")
@@ -222,8 +232,9 @@ class VisionTransformer(nn.Module):
         layout = make_layout(grids, self.config, self.device)
         angles = self.rotary.table(layout.positions)
         x = F.linear(patches, self.patch_weight).index_select(0, layout.patch_order)
+        blocks = row_blocks(len(x), self.device)
         for index, block in enumerate(self.blocks):
-            block(x, angles, layout, index in self.config.full_attention_layers)
+            block(x, angles, layout, index in self.config.full_attention_layers, blocks)
         return self.merger(x).index_select(0, layout.inverse)
 
     def load(self, weights: Weights) -> None:

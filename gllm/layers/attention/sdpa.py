@@ -102,17 +102,22 @@ class SdpaAttention:
     ) -> torch.Tensor:
         key_cache.flatten(0, 1).index_copy_(0, plan.slots, key)
         value_cache.flatten(0, 1).index_copy_(0, plan.slots, value)
-        out = torch.empty_like(query)
+        done: list[tuple[slice | torch.Tensor, torch.Tensor]] = []
         for prompt in plan.prompts:
             rows = slice(prompt.start, prompt.stop)
-            out[rows] = _attend(query[rows], key[rows], value[rows], causal=True)
+            done.append((rows, _attend(query[rows], key[rows], value[rows], causal=True)))
         for prefix in plan.prefixes:
             rows = slice(prefix.start, prefix.stop)
             keys = prefix.pages.read(key_cache, prefix.context)
             values = prefix.pages.read(value_cache, prefix.context)
-            out[rows] = _attend(query[rows], keys, values, mask=prefix.mask)
+            done.append((rows, _attend(query[rows], keys, values, mask=prefix.mask)))
         for group in plan.decodes:
-            _decode(query, key_cache, value_cache, group, out)
+            done.append((group.rows, _decode(query, key_cache, value_cache, group)))
+        if len(done) == 1 and not plan.decodes:
+            return done[0][1]
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for rows, attended in done:
+            out[rows] = attended
         return out
 
 
@@ -137,15 +142,16 @@ def _attend(
 
 
 def _decode(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, group: DecodeGroup, out: torch.Tensor
-) -> None:
-    """The query heads that share a KV head become the rows of one small product, so keys are not repeated."""
+    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, group: DecodeGroup
+) -> torch.Tensor:
+    """The group's sequences [n, heads, d]. The query heads that share a KV head become the rows of one small product,
+    so that keys need not be repeated."""
     num, (kv_heads, head_dim) = len(group.rows), key_cache.shape[2:]
     queries = query.index_select(0, group.rows).view(num, kv_heads, -1, head_dim)
     keys = key_cache.index_select(0, group.pages).view(num, -1, kv_heads, head_dim).transpose(1, 2)
     values = value_cache.index_select(0, group.pages).view(num, -1, kv_heads, head_dim).transpose(1, 2)
     attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask)
-    out.index_copy_(0, group.rows, attended.reshape(num, -1, head_dim))
+    return attended.reshape(num, -1, head_dim)
 
 
 def _prefix_group(
