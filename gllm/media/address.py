@@ -19,7 +19,9 @@ def is_public(text: str) -> bool:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        return False  # a zone ("fe80::1%eth0") included: never public
+        return False
+    if getattr(address, "scope_id", None) is not None:
+        return False  # an address with a zone is one of this machine's links
     return all(_is_public(part) for part in _embedded(address))
 
 

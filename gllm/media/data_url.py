@@ -62,8 +62,7 @@ def _base64_pieces(url: str, start: int) -> Iterator[bytes]:
     data, _, after = rest.partition(b"=")
     if after not in (b"", b"=") or len(data) % 4 == 1:
         raise BadRequest("a data URL whose base64 is cut or has padding inside", code="invalid_image")
-    last = data + b"=" * (-len(data) % 4)
-    yield _decode(last)
+    yield _decode(data + b"=" * (-len(data) % 4))
 
 
 def _characters(url: str, start: int) -> Iterator[bytes]:
@@ -71,7 +70,7 @@ def _characters(url: str, start: int) -> Iterator[bytes]:
     encoded = url.find("%", start) >= 0
     while start < len(url):
         end = start + _PIECE_CHARS
-        if encoded and end < len(url) and (cut := url.rfind("%", end - 2, end)) >= 0:
+        if encoded and end < len(url) and (cut := url.rfind("%", end - 2, end)) > start:
             end = cut
         piece = url[start:end]
         if not piece.isascii():
