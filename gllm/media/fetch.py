@@ -39,11 +39,18 @@ class Fetcher:
         self._transport: httpx.AsyncHTTPTransport | None = None
         self._starting = asyncio.Lock()
 
+    async def start(self) -> httpx.AsyncHTTPTransport:
+        """Load the HTTP client and the CA certificates: tenths of a second, off the loop and outside any deadline."""
+        async with self._starting:
+            if self._transport is None:
+                self._transport = await asyncio.to_thread(_make_transport)
+        return self._transport
+
     async def stream(self, url: str) -> AsyncGenerator[bytes, None]:
         """The body of `url`, piece by piece. Raises BadRequest with the reason; nothing of the body is in it."""
         import httpx
 
-        transport = await self._started()
+        transport = await self.start()
         try:
             target = httpx.URL(url)
             for _ in range(MAX_REDIRECTS + 1):
@@ -134,13 +141,6 @@ class Fetcher:
             self._resolvers = Pool("media-dns", 8)
         found = await self._resolvers.submit(0, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-    async def _started(self) -> httpx.AsyncHTTPTransport:
-        async with self._starting:
-            if self._transport is None:
-                # Reading the CA certificates takes tens of milliseconds: not on the loop.
-                self._transport = await asyncio.to_thread(_make_transport)
-        return self._transport
 
 
 def _make_transport() -> httpx.AsyncHTTPTransport:

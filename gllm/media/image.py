@@ -159,8 +159,8 @@ def _sniff(data: bytes, complete: bool) -> str | None:
 @contextmanager
 def _opened(data: bytes, kind: str) -> Iterator[Image.Image]:
     """The image with its header read, its size checked, and no pixel decoded."""
-    if kind == "WEBP" and (canvas := _webp_canvas(data)[0]):
-        _check_pixels(canvas)  # Pillow allocates a WebP's canvas when it opens the file
+    if declared := _declared_size(data, kind):
+        _check_pixels(declared)  # first, since Pillow warns of large sizes, and allocates a WebP's canvas on opening
     with Image.open(io.BytesIO(data), formats=(kind,)) as image:
         _check_pixels(image.size)
         if kind == "TIFF":
@@ -180,6 +180,15 @@ def _check_pixels(size: tuple[int, int]) -> None:
             f"{width}x{height} is {width * height:,} pixels, more than the {MAX_PIXELS:,} that an image may have",
             code="invalid_image",
         )
+
+
+def _declared_size(data: bytes, kind: str) -> tuple[int, int] | None:
+    """The size that stands at a fixed place, for the formats that have one; not turned yet."""
+    if kind == "PNG" and len(data) >= 24:
+        return struct.unpack_from(">II", data, 16)
+    if kind == "GIF" and len(data) >= 10:
+        return struct.unpack_from("<HH", data, 6)
+    return _webp_canvas(data)[0] if kind == "WEBP" else None
 
 
 def _webp_canvas(data: bytes) -> tuple[Size | None, bool]:

@@ -194,6 +194,7 @@ class MediaLoader:
     async def _fetch(self, item: LoadingItem, url: str, ticket: int) -> bytes:
         seconds = self._config.media_timeout
         data, next_probe = bytearray(), 1
+        await self._fetcher.start()
         try:
             async with asyncio.timeout(seconds):
                 async with aclosing(self._fetcher.stream(url)) as stream:

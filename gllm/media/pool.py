@@ -38,7 +38,8 @@ class Pool:
             threading.Thread(target=self._serve, name=f"{name}-{index}", daemon=True).start()
 
     def submit(self, priority: int, work: Callable[[], T], cost: int = 0) -> asyncio.Future[T]:
-        """Run `work` in a thread; the result is for the running event loop. Cancelling drops a job not yet begun."""
+        """Run `work` in a thread; the result is for the running event loop. Cancelling drops a
+        job that has not begun by the loop's next turn."""
         job = _Job(priority, next(self._order), cost, work, Future())
         with self._changed:
             if self._closed:
