@@ -106,8 +106,9 @@ def test_an_idle_thread_keeps_nothing_alive() -> None:
 
 def test_closing_ends_the_threads_and_cancels_the_rest() -> None:
     async def test() -> None:
-        pool, gate = Pool("closing", 2), threading.Event()
-        blockers = [pool.submit(0, gate.wait) for _ in range(2)]
+        pool, gate, begun = Pool("closing", 2), threading.Event(), threading.Barrier(3)
+        blockers = [pool.submit(0, lambda: (begun.wait(), gate.wait())) for _ in range(2)]
+        await asyncio.to_thread(begun.wait)
         rest = pool.submit(1, lambda: 7)
         pool.close()
         gate.set()
