@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import zmq
@@ -163,6 +164,11 @@ class AsyncEngine:
             await self._executor.close()
             self._executor = None
 
+    @property
+    def _run_dir(self) -> Path:
+        assert self._layout is not None
+        return self._layout.run_dir
+
     def _spawn(self, coroutine) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
@@ -210,35 +216,31 @@ class AsyncEngine:
         self._streams[request.request_id] = stream
         self._send(AddRequest(request, params))
         stream.items = loading
-        stream.tasks = [self._spawn(self._send_pixels(stream, index, item)) for index, item in enumerate(loading)]
+        for index, item in enumerate(loading):
+            self._spawn(self._send_pixels(stream, index, item))
         return stream
 
     async def _send_pixels(self, stream: Stream, index: int, item: LoadingItem) -> None:
+        """Not cancelled with its stream: a file that a thread is writing then could not be removed."""
         try:
             pixels = await item.pixels()
             if stream.closed:
                 return
-            file = f"pixels-{stream.request_id}-{index}"
-            stream.files.append(file)
-            self._pixel_bytes += pixels.nbytes
-            await asyncio.to_thread(self._write_pixels, file, pixels)
+            path = self._run_dir / f"pixels-{stream.request_id}-{index}"
+            await asyncio.to_thread(_write_pixels, path, pixels)
         except BadRequest as error:
             self._end(stream, error)
-            return
         except OSError as error:
             logger.error("the pixels of an item could not be stored: %s", error)
             self._end(stream, Overloaded("no memory for the pixels of an image", code="out_of_memory"))
-            return
-        if stream.closed:
-            self._remove_file(file)
         else:
+            if stream.closed:
+                path.unlink(missing_ok=True)
+                return
+            stream.files.append(path)
+            self._pixel_bytes += pixels.nbytes
             height, width, _ = pixels.shape
-            self._send(ItemPixels(stream.request_id, index, file, height, width))
-
-    def _write_pixels(self, file: str, pixels: np.ndarray) -> None:
-        # Written, not mapped: a full file system is an error here, and a crash there.
-        assert self._layout is not None
-        (self._layout.run_dir / file).write_bytes(memoryview(np.ascontiguousarray(pixels)).cast("B"))
+            self._send(ItemPixels(stream.request_id, index, path.name, height, width))
 
     def _end(self, stream: Stream, error: RequestError) -> None:
         stream.fail(error)
@@ -249,21 +251,11 @@ class AsyncEngine:
         self._streams.pop(stream.request_id, None)
         for item in stream.items:
             item.cancel()
-        for task in stream.tasks:
-            task.cancel()
-        for file in stream.files:
-            self._remove_file(file)
+        for path in stream.files:
+            self._pixel_bytes -= path.stat().st_size if path.exists() else 0
+            path.unlink(missing_ok=True)
         if abort:
             self._send(Abort(stream.request_id))
-
-    def _remove_file(self, file: str) -> None:
-        assert self._layout is not None
-        path = self._layout.run_dir / file
-        try:
-            self._pixel_bytes -= path.stat().st_size
-            path.unlink()
-        except FileNotFoundError:
-            pass
 
     # ---- the driver -----------------------------------------------------------------------------------------------
 
@@ -378,3 +370,12 @@ class AsyncEngine:
             return None
         finally:
             del self._statuses[query]
+
+
+def _write_pixels(path: Path, pixels: np.ndarray) -> None:
+    """Written, not mapped: a full file system is an error here, and a crash there. Raises OSError; leaves no part."""
+    try:
+        path.write_bytes(memoryview(np.ascontiguousarray(pixels)).cast("B"))
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
