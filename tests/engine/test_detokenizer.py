@@ -126,9 +126,7 @@ def test_stop_strings(
 def test_text_that_cannot_begin_a_stop_string_is_not_held(tokenizer: Any, vocabulary: Vocabulary) -> None:
     detokenizer = Detokenizer(vocabulary, SamplingParams(stop=("a b c", "a d")))
     sent = [detokenizer.push(tokenizer.encode(char)).text for char in "xa b a x"]
-    assert sent == ["x", "", "", "", "", "a b ", "", "a x"][: len(sent)] or "".join(sent) == "xa b a x"
-    assert sent[0] == "x"
-    assert sent[-1].endswith("x")
+    assert sent == ["x", "", "", "", "", "a b ", "", "a x"]
 
 
 def test_tokens_behind_the_stop_string_are_dropped(tokenizer: Any, vocabulary: Vocabulary) -> None:
