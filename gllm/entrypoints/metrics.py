@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from gllm.outputs import Delta
 
@@ -31,14 +33,12 @@ class Metrics:
         self.tpot = self._histogram("time_per_output_token_seconds", "a request's mean after its first", _TOKEN_SECONDS)
         self.inter_token = self._histogram("inter_token_seconds", "between two outputs of a request", _TOKEN_SECONDS)
         self.e2e = self._histogram("request_seconds", "from the request to its last token", _SECONDS)
-        self._gauges: dict[str, Gauge] = {}
+        self._engine = EngineGauges()
+        self.registry.register(self._engine)
 
     def set_gauges(self, stats: Mapping[str, float]) -> None:
-        """Take over the engine's gauges; a name that is new becomes a new gauge."""
-        for name, value in stats.items():
-            if name not in self._gauges:
-                self._gauges[name] = Gauge(f"rserve_{name}", name.replace("_", " "), registry=self.registry)
-            self._gauges[name].set(value)
+        """Show these numbers of the engine, and no older ones."""
+        self._engine.stats = stats
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
@@ -49,6 +49,20 @@ class Metrics:
 
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"rserve_{name}", help, buckets=buckets, registry=self.registry)
+
+
+class EngineGauges(Collector):
+    """The engine's numbers as they are at a scrape: those that it does not report (any more) are absent."""
+
+    def __init__(self) -> None:
+        self.stats: Mapping[str, float] = {}
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # their names are not known beforehand
+
+    def collect(self) -> Iterable[Metric]:
+        for name, value in self.stats.items():
+            yield GaugeMetricFamily(f"rserve_{name}", name.replace("_", " "), value)
 
 
 class Observation:

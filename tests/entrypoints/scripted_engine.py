@@ -82,6 +82,7 @@ class ScriptedEngine:
         self.submitting = asyncio.Event()
         self.submit_cancelled = asyncio.Event()
         self.answer = Health()
+        self.gauges = {"requests_running": 1.0}
         self.prepare: Callable[[], None] = lambda: None
 
     async def submit(self, prompt: Any, params: SamplingParams) -> Stream:
@@ -102,7 +103,7 @@ class ScriptedEngine:
         return self.answer
 
     async def stats(self) -> dict[str, float]:
-        return {"requests_running": float(len(self.streams))}
+        return self.gauges
 
 
 @dataclass

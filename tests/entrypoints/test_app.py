@@ -278,6 +278,15 @@ async def test_health_tells_which_worker_is_down() -> None:
 
 
 @in_loop
+async def test_numbers_that_the_engine_does_not_report_any_more_are_absent() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as server, client(server) as http:
+        assert "rserve_requests_running 1.0" in (await http.get("/metrics")).text
+        engine.gauges = {}
+        assert "rserve_requests_running" not in (await http.get("/metrics")).text
+
+
+@in_loop
 async def test_stopping_ends_running_requests_with_an_error() -> None:
     never = asyncio.Event()
     engine = ScriptedEngine(HELLO[0], never)
