@@ -17,7 +17,8 @@ _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 
 
 def is_data_url(url: str) -> bool:
-    return url[:5].lower() == "data:"
+    """Whatever its size, without a copy of it."""
+    return url[:_HEADER_CHARS].lstrip()[:5].lower() == "data:"
 
 
 def read_data_url(url: str, max_bytes: int, *, prefix: int | None = None) -> bytes:
@@ -25,22 +26,23 @@ def read_data_url(url: str, max_bytes: int, *, prefix: int | None = None) -> byt
 
     Raises BadRequest for what is not base64 (or short percent-encoded text), and for more than `max_bytes`.
     """
-    comma = url.find(",", 5, _HEADER_CHARS)
+    comma = url.find(",", 0, _HEADER_CHARS)
     if comma < 0:
         raise BadRequest("a data URL without a comma before its data", code="invalid_image")
-    parameters = [parameter.strip().lower() for parameter in url[5:comma].split(";")]
+    parameters = [parameter.strip().lower() for parameter in url[:comma].split(";")]
     if "base64" not in parameters[1:]:
         return _percent_decoded(url, comma + 1)
     if (len(url) - comma) * 3 // 4 > max_bytes * 1.1:
         raise BadRequest(f"larger than the {max_bytes:,} bytes that an item may have", code="too_large")
-    data = bytearray()
+    pieces, size = [], 0
     for piece in _base64_pieces(url, comma + 1):
-        data += piece
-        if len(data) > max_bytes:
+        pieces.append(piece)
+        size += len(piece)
+        if size > max_bytes:
             raise BadRequest(f"larger than the {max_bytes:,} bytes that an item may have", code="too_large")
-        if prefix is not None and len(data) >= prefix:
+        if prefix is not None and size >= prefix:
             break
-    return bytes(data if prefix is None else data[:prefix])
+    return b"".join(pieces)[:prefix]
 
 
 def _percent_decoded(url: str, start: int) -> bytes:

@@ -38,7 +38,8 @@ class LoadingItem:
         self.index = index
         self._processor = processor
         self._size: asyncio.Future[Size] = loop.create_future()
-        self._pixels: asyncio.Future[np.ndarray] = loop.create_future()
+        self._decoded: asyncio.Future[None] = loop.create_future()
+        self._pixels: np.ndarray | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def size(self) -> Size:
@@ -50,11 +51,17 @@ class LoadingItem:
         return self._processor.grid(*await self.size())
 
     async def pixels(self) -> np.ndarray:
-        """uint8 [H, W, 3], resized for the model. Raises BadRequest naming the item."""
-        return await asyncio.shield(self._pixels)
+        """uint8 [H, W, 3], resized for the model: handed over once, so that the item keeps nothing of it alive.
+        Raises BadRequest naming the item."""
+        await asyncio.shield(self._decoded)
+        if self._pixels is None:
+            raise RuntimeError(f"the pixels of image {self.index} have been handed over already")
+        pixels, self._pixels = self._pixels, None
+        return pixels
 
     def cancel(self) -> None:
-        """Stop fetching and drop what waits for a thread; whoever awaits this item gets CancelledError."""
+        """Stop fetching, drop what waits for a thread and what is here; who still waits gets CancelledError."""
+        self._pixels = None
         if self._task is not None:
             self._task.cancel()
         self._settle(asyncio.CancelledError())
@@ -82,14 +89,15 @@ class LoadingItem:
             if not isinstance(error, Exception):
                 raise
         else:
-            if not self._pixels.done():
-                self._pixels.set_result(pixels)
+            if not self._decoded.done():
+                self._pixels = pixels
+                self._decoded.set_result(None)
 
     def named(self, error: BadRequest) -> BadRequest:
         return BadRequest(f"image {self.index}: {error.message}", param=error.param or "image", code=error.code)
 
     def _settle(self, error: BaseException) -> None:
-        for future in (self._size, self._pixels):
+        for future in (self._size, self._decoded):
             if future.done():
                 continue
             if isinstance(error, asyncio.CancelledError):
@@ -137,10 +145,12 @@ class MediaLoader:
         value = source.value
         if isinstance(value, Image.Image):
             return await self._pixels(item, ticket, partial(images.picture_size, value), partial(images.picture, value))
-        if isinstance(value, str) and is_data_url(value.lstrip()[:5]):
-            return await self._load_data_url(item, value.strip(), ticket)
-        data = await self._read(item, source, ticket)
-        return await self._pixels(item, ticket, partial(_probe_whole, data), partial(images.decode, data))
+        if isinstance(value, str) and is_data_url(value):
+            return await self._load_data_url(item, value, ticket)
+        pieces = await self._read(item, source, ticket)
+        return await self._pixels(
+            item, ticket, lambda: _probe_whole(b"".join(pieces)), lambda: images.decode(b"".join(pieces))
+        )
 
     async def _load_data_url(self, item: LoadingItem, url: str, ticket: int) -> np.ndarray:
         """The payload is decoded twice, its beginning for the header and the whole with the pixels: so no more of the
@@ -172,13 +182,13 @@ class MediaLoader:
 
         return await self._decoders.submit(ticket, work, cost=size.pixels)
 
-    async def _read(self, item: LoadingItem, source: Source, ticket: int) -> bytes:
-        """The encoded bytes. For URLs the header is announced while they arrive."""
+    async def _read(self, item: LoadingItem, source: Source, ticket: int) -> list[bytes]:
+        """The encoded bytes, in pieces that a thread joins. For URLs the header is announced while they arrive."""
         value, limit = source.value, self._config.max_media_bytes
         if isinstance(value, bytes):
             if len(value) > limit:
                 raise BadRequest(f"larger than the {limit:,} bytes that an item may have", code="too_large")
-            return value
+            return [value]
         if isinstance(value, str):
             value = value.strip()
             scheme = value[:8].lower()
@@ -186,28 +196,29 @@ class MediaLoader:
                 return await self._fetch(item, value, ticket)
             if scheme.startswith("file:"):
                 root = self._config.allowed_local_media_path
-                return await self._probes.submit(ticket, partial(read_file_url, value, root, limit))
+                return [await self._probes.submit(ticket, partial(read_file_url, value, root, limit))]
         if source.trusted and isinstance(value, str | os.PathLike):
-            return await self._probes.submit(ticket, partial(read_path, value, limit))
+            return [await self._probes.submit(ticket, partial(read_path, value, limit))]
         raise BadRequest("not a data:, http:, https: or file: URL", code="invalid_url")
 
-    async def _fetch(self, item: LoadingItem, url: str, ticket: int) -> bytes:
+    async def _fetch(self, item: LoadingItem, url: str, ticket: int) -> list[bytes]:
         seconds = self._config.media_timeout
-        data, next_probe = bytearray(), 1
+        pieces: list[bytes] = []
+        received, next_probe = 0, 1
         await self._fetcher.start()
         try:
-            async with asyncio.timeout(seconds):
-                async with aclosing(self._fetcher.stream(url)) as stream:
-                    async for piece in stream:
-                        data += piece
-                        if not item.has_header and len(data) >= next_probe:
-                            size = await self._probes.submit(ticket, partial(images.probe, bytes(data)))
-                            if size is not None:
-                                item.header_known(size)
-                            next_probe = max(2 * len(data), 64)
+            async with asyncio.timeout(seconds), aclosing(self._fetcher.stream(url)) as stream:
+                async for piece in stream:
+                    pieces.append(piece)
+                    received += len(piece)
+                    if not item.has_header and received >= next_probe:
+                        size = await self._probes.submit(ticket, lambda: images.probe(b"".join(pieces)))
+                        if size is not None:
+                            item.header_known(size)
+                        next_probe = max(2 * received, 64)
         except TimeoutError:
             raise BadRequest(f"not fetched within {seconds:g} seconds", code="fetch_timeout") from None
-        return bytes(data)
+        return pieces
 
 
 def _probe_whole(data: bytes) -> Size:
