@@ -1,8 +1,12 @@
-"""The scheduler's answers: what stage workers run (Batch) and what encoders run (EncodeBatch). Values only."""
+"""The scheduler's answers: what stage workers run (Batch) and what encoders run (EncodeBatch). Values only.
+
+Chunks are made by the dozen for every micro-batch: a named tuple costs a third of a frozen dataclass.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +29,7 @@ class ItemSlice:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Consecutive tokens `start .. start + num_tokens - 1` of one request in a micro-batch.
 
     new_blocks: KV blocks to append to the request's block table before the chunk runs (the table always covers

@@ -35,12 +35,24 @@ class OrderedIds:
             yield value
             index = bisect_right(self._ids, value)
 
+    def add(self, value: int) -> None:
+        """Nothing happens when it is a member."""
+        if value not in self._members:
+            self._members.add(value)
+            if not self._ids or value > self._ids[-1]:
+                self._ids.append(value)
+            else:
+                insort(self._ids, value)
+
+    def remove(self, value: int) -> None:
+        """Nothing happens when it is none."""
+        if value in self._members:
+            self._members.remove(value)
+            del self._ids[bisect_left(self._ids, value)]
+
     def set(self, value: int, present: bool) -> None:
         """Make `value` a member or not, whatever it was."""
         if present:
-            if value not in self._members:
-                self._members.add(value)
-                insort(self._ids, value)
-        elif value in self._members:
-            self._members.remove(value)
-            del self._ids[bisect_left(self._ids, value)]
+            self.add(value)
+        else:
+            self.remove(value)

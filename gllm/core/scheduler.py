@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gllm.core.batch import Batch, Chunk, ItemRef, ItemSlice
 from gllm.core.blocks import BlockPool
@@ -17,6 +18,8 @@ from gllm.core.ordered import OrderedIds
 from gllm.core.policy import Load, Offer, TokenPolicy
 from gllm.core.readiness import NeverFits, Readiness
 from gllm.core.request import Item, Request
+
+MAX_PASSED_OVER = 32  # requests with nothing to do now that a micro-batch looks at before it gives up on starting more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +37,7 @@ class SchedulerConfig:
         return self.num_blocks * self.block_size
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """A new output token of a request. finish_reason: "stop" (a stop token), "length" (max_tokens), or None."""
 
     request_id: int
@@ -59,17 +61,9 @@ class _State:
     """A live request. `sent`: tokens handed to workers, `in_flight`: its chunks that have not come back."""
 
     __slots__ = (
-        "aborted",
-        "blocks",
-        "first_item",
-        "in_flight",
-        "known",
-        "outputs",
-        "ready_end",
-        "request",
-        "sent",
+        "aborted", "blocks", "first_item", "in_flight", "known", "line", "outputs", "ready_end", "request", "sent",
         "seq",
-    )
+    )  # fmt: skip
 
     def __init__(self, request: Request, seq: int) -> None:
         self.request = request
@@ -82,10 +76,7 @@ class _State:
         self.ready_end = 0
         self.first_item = 0  # items before this index lie wholly before `sent`
         self.aborted = False
-
-    @property
-    def is_decode(self) -> bool:
-        return self.sent == self.known - 1 and bool(self.outputs)
+        self.line: OrderedIds | None = None  # where it waits for its turn
 
 
 class Scheduler:
@@ -173,8 +164,7 @@ class Scheduler:
         if state is None or state.aborted:
             return
         state.aborted = True
-        self._prefills.set(state.seq, False)
-        self._decodes.set(state.seq, False)
+        self._index(state)
         if not state.in_flight:
             self._remove(state)
 
@@ -182,7 +172,7 @@ class Scheduler:
         """The readiness of this request may have changed."""
         state = self._states.get(request_id)
         if state is not None and not state.aborted:
-            self._index(state)
+            self._refresh(state)
 
     # ---- decisions ----------------------------------------------------------------------------------------------
 
@@ -237,9 +227,9 @@ class Scheduler:
         """Nothing of this request is in flight or at an encoder, and none of it can be scheduled: it waits for its
         client's pixels, or for another request to make room."""
         state = self._states[request_id]
-        if state.in_flight or state.seq in self._decodes or self._readiness.is_coming(request_id):
+        if state.in_flight or state.line is self._decodes or self._readiness.is_coming(request_id):
             return False
-        if state.seq not in self._prefills:
+        if state.line is None:
             return True
         return not state.blocks and self._starved_from is not None and state.seq >= self._starved_from
 
@@ -272,7 +262,7 @@ class Scheduler:
         for seq in list(self._decodes)[:budget]:
             state = self._by_seq[seq]
             # Making room for an older request may have preempted this one.
-            if seq in self._decodes and self._fit_kv(state, 1):
+            if state.line is self._decodes and self._fit_kv(state, 1):
                 chunks.append(self._send(state, 1))
 
     def _add_prefills(self, chunks: list[Chunk], encode: list[ItemRef], budget: int, last_resort: bool) -> None:
@@ -290,7 +280,7 @@ class Scheduler:
                 continue
             passed_over += 1
             starved = bool(wanted) and not state.blocks
-            if (starved or passed_over == self.config.max_num_seqs) and self._starved_from is None:
+            if (starved or passed_over == MAX_PASSED_OVER) and self._starved_from is None:
                 # First come first served: nobody behind may start before who waits for KV; and a long line of requests
                 # with nothing to do now is not walked to its end. Those that hold KV already go on.
                 self._starved_from = seq if starved else None
@@ -305,7 +295,7 @@ class Scheduler:
         return self._policy.grant(Offer(available, end == state.known, prefills_before, last_resort), budget)
 
     def _started_prefills(self, after: int) -> Iterator[int]:
-        return (seq for seq in self._running.walk(after) if seq in self._prefills)
+        return (seq for seq in self._running.walk(after) if self._by_seq[seq].line is self._prefills)
 
     def _send(self, state: _State, num_tokens: int) -> Chunk:
         start, end = state.sent, state.sent + num_tokens
@@ -328,6 +318,8 @@ class Scheduler:
 
     def _slices(self, state: _State, start: int, end: int) -> tuple[ItemSlice, ...]:
         items = state.request.items
+        if state.first_item == len(items):
+            return ()
         slices = []
         while state.first_item < len(items):
             item = items[state.first_item]
@@ -380,7 +372,7 @@ class Scheduler:
         state.sent = 0
         state.first_item = 0
         self._readiness.reset(state.request.request_id)
-        self._index(state)
+        self._refresh(state)
 
     def _free_blocks(self, state: _State) -> None:
         if state.blocks:
@@ -393,13 +385,15 @@ class Scheduler:
     # ---- bookkeeping --------------------------------------------------------------------------------------------
 
     def _append(self, state: _State, token_id: int) -> Sampled:
-        had = self.pool.blocks_for(state.known)
+        request = state.request
         state.outputs.append(token_id)
+        if state.blocks and state.known % self.pool.block_size == 0:
+            self._committed += 1  # the new token begins a block
+        if state.ready_end == state.known:
+            state.ready_end += 1
         state.known += 1
         self._waiting_tokens += 1
-        if state.blocks:
-            self._committed += self.pool.blocks_for(state.known) - had
-        request, count = state.request, len(state.outputs)
+        count = len(state.outputs)
         reason = None
         if token_id in request.stop_token_ids and count > request.min_tokens:
             reason = "stop"
@@ -410,19 +404,27 @@ class Scheduler:
     def _remove(self, state: _State) -> None:
         self._free_blocks(state)
         self._readiness.remove(state.request.request_id)
-        self._prefills.set(state.seq, False)
-        self._decodes.set(state.seq, False)
+        if state.line is not None:
+            state.line.remove(state.seq)
         self._waiting_tokens -= state.known - state.sent
         del self._states[state.request.request_id]
         del self._by_seq[state.seq]
 
+    def _refresh(self, state: _State) -> None:
+        state.ready_end = self._readiness.ready_end(state.request.request_id, state.known)
+        self._index(state)
+
     def _index(self, state: _State) -> None:
         """Put the request into the line it belongs to now."""
-        state.ready_end = self._readiness.ready_end(state.request.request_id, state.known)
-        has_work = state.sent < state.ready_end
-        is_decode = state.is_decode
-        self._decodes.set(state.seq, has_work and is_decode)
-        self._prefills.set(state.seq, has_work and not is_decode)
+        line = None
+        if state.sent < state.ready_end and not state.aborted:
+            line = self._decodes if state.sent == state.known - 1 and state.outputs else self._prefills
+        if line is not state.line:
+            if state.line is not None:
+                state.line.remove(state.seq)
+            if line is not None:
+                line.add(state.seq)
+            state.line = line
 
 
 def _overlap(index: int, item: Item, start: int, end: int) -> ItemSlice:
