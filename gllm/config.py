@@ -29,6 +29,11 @@ class EngineConfig:
     load_format: str = option("auto", "auto reads the weights, dummy makes random ones", choices=("auto", "dummy"))
     dtype: str = option("auto", "auto: as the checkpoint says", choices=("auto", "bfloat16", "float32"))
     device: str = option("auto", "auto: CUDA where there is one", choices=("auto", "cpu", "cuda"))
+    attention_backend: str = option(
+        "auto",
+        "auto: sdpa on CPU; on CUDA flash where flash-attn is installed and takes the model and pages, else triton",
+        choices=("auto", "sdpa", "triton", "flash"),
+    )
     seed: int = option(0, "seed of dummy weights and of sampling without a seed of its own")
     max_model_len: int | None = option(None, "longest prompt plus output, in tokens; default: what model and KV hold")
 

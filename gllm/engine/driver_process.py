@@ -74,7 +74,7 @@ def build(
     colocated = not encoders and info.image_token_id is not None
     runner = StageRunner.build(
         config.checkpoint, num_blocks=1, page_size=config.page_size, dtype=config.dtype, device=device,
-        load_format=config.load_format, seed=config.seed, with_vision=colocated, pixels=pixels,
+        load_format=config.load_format, seed=config.seed, attention=config.attention_backend, with_vision=colocated, pixels=pixels,
         eos_token_ids=info.eos_token_ids,
     )  # fmt: skip
     scheduler = SchedulerConfig(

@@ -11,7 +11,7 @@ import torch
 
 from gllm.core.batch import Chunk, ItemRef
 from gllm.errors import StartupError
-from gllm.layers.attention.base import load_backend
+from gllm.layers.attention.base import AttentionSetting, load_backend
 from gllm.layers.parallel import SINGLE, Parallel, split_layers
 from gllm.models.config import read_json, text_config
 from gllm.models.loader import load_language_model, resolve_dtype
@@ -64,23 +64,25 @@ class StageRunner:
         seed: int = 0,
         parallel: Parallel = SINGLE,
         layers: range | None = None,
-        attention: str = "sdpa",
+        attention: str = "auto",
         with_vision: bool = False,
         embeddings: EmbeddingSource | None = None,
         pixels: PixelSource | None = None,
         eos_token_ids: Sequence[int] = (),
     ) -> StageRunner:
-        """Load a stage. layers: its range, default an even split over `parallel.pp_size`. with_vision: load the vision
-        encoder too (co-located encoding). Raises StartupError in one line."""
+        """Load a stage. layers: its range, default an even split over `parallel.pp_size`. attention: a backend's name,
+        "auto" for the best one here. with_vision: load the vision encoder too (co-located encoding). Raises
+        StartupError in one line."""
         raw = read_json(checkpoint, "config.json")
-        num_layers = text_config(raw).num_layers
-        try:
-            layers = layers or split_layers(num_layers, parallel.pp_size)[parallel.pp_rank]
-            backend = load_backend(attention)
-        except ValueError as error:
-            raise StartupError(str(error)) from None
+        config = text_config(raw)
         device = torch.device(device)
         torch_dtype = resolve_dtype(checkpoint, dtype)
+        setting = AttentionSetting(device=device, dtype=torch_dtype, head_dim=config.head_dim, page_size=page_size)
+        try:
+            layers = layers or split_layers(config.num_layers, parallel.pp_size)[parallel.pp_rank]
+            backend = load_backend(attention, setting)
+        except ValueError as error:
+            raise StartupError(str(error)) from None
         common = {"device": device, "load_format": load_format, "seed": seed}
         model = load_language_model(checkpoint, layers, parallel, backend, dtype=torch_dtype, **common)
         vision = VisionEncoder(checkpoint, dtype=dtype, parallel=parallel, **common) if with_vision else None

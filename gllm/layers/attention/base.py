@@ -11,7 +11,23 @@ import numpy as np
 import torch
 
 # name -> "module:class"; a new backend is one file and one line here.
-BACKENDS = {"sdpa": "gllm.layers.attention.sdpa:SdpaAttention"}
+BACKENDS = {
+    "sdpa": "gllm.layers.attention.sdpa:SdpaAttention",
+    "triton": "gllm.layers.attention.triton:TritonAttention",
+    "flash": "gllm.layers.attention.flash:FlashAttention",
+}
+# What "auto" takes on a type of device: the first that can serve the model there.
+PREFERRED = {"cpu": ("sdpa",), "cuda": ("flash", "triton", "sdpa")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSetting:
+    """What decides whether a backend can serve a stage; page_size in tokens."""
+
+    device: torch.device
+    dtype: torch.dtype
+    head_dim: int
+    page_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +51,11 @@ class AttentionInputs:
 class AttentionBackend(Protocol):
     """Causal attention of new tokens over a paged KV cache. Holds no state between micro-batches."""
 
+    @staticmethod
+    def refusal(setting: AttentionSetting) -> str | None:
+        """Why the backend cannot serve this setting, and what to change; None when it can. Imports nothing heavy."""
+        ...
+
     def plan(self, inputs: AttentionInputs, dtype: torch.dtype, device: torch.device) -> Any:
         """What every layer of this micro-batch shares (groups, masks, indices); made once, given to `forward`."""
         ...
@@ -51,17 +72,37 @@ class AttentionBackend(Protocol):
         """Write the new keys and values [num_tokens, kv_heads, head_dim] to the cache
         [num_blocks, page_size, kv_heads, head_dim], and attend: query [num_tokens, heads, head_dim] -> the same shape.
 
-        Entries of the cache past a sequence's context may be anything finite, and never change its result.
+        Entries of the cache past a sequence's context may be anything finite, and never change its result. The three
+        may be views of one tensor: only heads and head_dim are contiguous.
         """
         ...
 
 
-def load_backend(name: str) -> AttentionBackend:
-    """Raises ValueError with the known names for an unknown one, or when what it needs is not installed."""
+def load_backend(name: str, setting: AttentionSetting | None = None) -> AttentionBackend:
+    """The backend of that name; with a setting, it is checked, and "auto" is the best one for it.
+
+    Raises ValueError with the known names for an unknown one, or in one line why it cannot be used here.
+    """
+    if name == "auto" and setting is not None:
+        return _best(setting)
     if name not in BACKENDS:
-        raise ValueError(f"unknown attention backend {name!r}: use one of {', '.join(sorted(BACKENDS))}")
+        raise ValueError(f"unknown attention backend {name!r}: use one of auto, {', '.join(sorted(BACKENDS))}")
     module, _, attribute = BACKENDS[name].partition(":")
     try:
-        return getattr(import_module(module), attribute)()
+        backend = getattr(import_module(module), attribute)
+        refusal = None if setting is None else backend.refusal(setting)
+        if refusal is None:
+            return backend()
     except ImportError as error:
-        raise ValueError(f"attention backend {name!r} cannot be used here: {error}") from None
+        refusal = str(error)
+    raise ValueError(f"attention backend {name!r} cannot be used here: {refusal}")
+
+
+def _best(setting: AttentionSetting) -> AttentionBackend:
+    refusals = []
+    for name in PREFERRED.get(setting.device.type, ("sdpa",)):
+        try:
+            return load_backend(name, setting)
+        except ValueError as error:
+            refusals.append(str(error))
+    raise ValueError("; ".join(refusals))

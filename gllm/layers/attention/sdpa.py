@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from gllm.layers.attention.base import AttentionInputs
+from gllm.layers.attention.base import AttentionInputs, AttentionSetting
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,10 @@ class Plan:
 
 class SdpaAttention:
     """See `AttentionBackend`."""
+
+    @staticmethod
+    def refusal(setting: AttentionSetting) -> str | None:
+        return None
 
     def plan(self, inputs: AttentionInputs, dtype: torch.dtype, device: torch.device) -> Plan:
         plan = Plan(slots=inputs.slots)
