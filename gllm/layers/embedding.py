@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gllm.layers.packed import PackedWeight, can_pack
 from gllm.layers.parallel import Parallel
 from gllm.layers.weights import Weights, parameter
 
@@ -57,9 +58,15 @@ class Head(VocabEmbedding):
         self.is_shared = shared is not None
         own = None if shared else parameter(self.shard.padded, hidden_size, dtype=dtype, device=device)
         self.weight = shared.weight if shared else own
+        self.packed: PackedWeight | None = None
+
+    def pack(self) -> None:
+        if not self.is_shared and can_pack(self.weight):  # a shared matrix stays: rows are looked up in it
+            self.packed = PackedWeight(self.weight)
+            self.weight = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = F.linear(hidden, self.weight)
+        logits = F.linear(hidden, self.weight) if self.packed is None else self.packed.linear(hidden, None)
         if self.parallel.tp_size == 1:
             return logits
         return self.parallel.all_gather(logits)[:, : self.shard.size]

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gllm.layers.activation import silu_and_mul
+from gllm.layers.packed import PackedWeight, can_pack
 from gllm.layers.parallel import Parallel, Shard
 from gllm.layers.weights import Weights, parameter
 
@@ -27,9 +29,15 @@ class MergedColumnLinear(nn.Module):
         out_features = sum(shard.padded for shard in shards)
         self.weight = parameter(out_features, in_features, dtype=dtype, device=device)
         self.bias = parameter(out_features, dtype=dtype, device=device) if bias else None
+        self.packed: PackedWeight | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias) if self.packed is None else self.packed.linear(x, self.bias)
+
+    def pack(self) -> None:
+        if can_pack(self.weight):
+            self.packed = PackedWeight(self.weight)
+            self.weight = None
 
     def load(self, weights: Weights, names: Sequence[str]) -> None:
         """Read the parts from one checkpoint tensor each: `names[i].weight` (and `.bias`) is part i."""
@@ -70,6 +78,35 @@ class ColumnLinear(MergedColumnLinear):
         device: torch.device,
     ) -> None:
         super().__init__(in_features, [parallel.shard(out_features)], bias=bias, dtype=dtype, device=device)
+
+
+class GatedLinear(MergedColumnLinear):
+    """The first half of a gated feed-forward layer, silu(gate(x)) * up(x): [n, in] -> [n, out / tp]."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        parallel: Parallel,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(in_features, [parallel.shard(out_features)] * 2, bias=bias, dtype=dtype, device=device)
+        self.packed_gate: PackedWeight | None = None
+        self.packed_up: PackedWeight | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.packed_gate is None or self.packed_up is None:
+            return silu_and_mul(F.linear(x, self.weight, self.bias))
+        gate_bias, up_bias = (None, None) if self.bias is None else self.bias.chunk(2)
+        return self.packed_up.times(x, up_bias, self.packed_gate.silu(x, gate_bias))
+
+    def pack(self) -> None:
+        if can_pack(self.weight):
+            self.packed_gate, self.packed_up = (PackedWeight(part) for part in self.weight.chunk(2))
+            self.weight = None
 
 
 class QKVLinear(MergedColumnLinear):
@@ -118,12 +155,21 @@ class RowLinear(nn.Module):
         self.parallel = parallel
         self.weight = parameter(out_features, shard.padded, dtype=dtype, device=device)
         self.bias = parameter(out_features, dtype=dtype, device=device) if bias else None
+        self.packed: PackedWeight | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.parallel.tp_size == 1:
-            return F.linear(x, self.weight, self.bias)
-        out = self.parallel.all_reduce(F.linear(x, self.weight))
+            return self._product(x, self.bias)
+        out = self.parallel.all_reduce(self._product(x, None))
         return out if self.bias is None else out.add_(self.bias)
+
+    def _product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, self.weight, bias) if self.packed is None else self.packed.linear(x, bias)
+
+    def pack(self) -> None:
+        if can_pack(self.weight):
+            self.packed = PackedWeight(self.weight)
+            self.weight = None
 
     def load(self, weights: Weights, name: str) -> None:
         cols = slice(self.shard.start, self.shard.stop)

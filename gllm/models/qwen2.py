@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gllm.layers.activation import silu_and_mul
 from gllm.layers.attention.base import AttentionBackend
 from gllm.layers.embedding import Head, VocabEmbedding
-from gllm.layers.linear import MergedColumnLinear, QKVLinear, RowLinear
+from gllm.layers.linear import GatedLinear, QKVLinear, RowLinear
 from gllm.layers.norm import RMSNorm
 from gllm.layers.parallel import Parallel
 from gllm.layers.rotary import Rotary, rotate_
@@ -56,12 +55,11 @@ class MLP(nn.Module):
         self, hidden_size: int, intermediate_size: int, parallel: Parallel, *, bias: bool, **where: Any
     ) -> None:
         super().__init__()
-        shard = parallel.shard(intermediate_size)
-        self.gate_up = MergedColumnLinear(hidden_size, [shard, shard], bias=bias, **where)
-        self.down = RowLinear(shard, hidden_size, parallel, bias=bias, **where)
+        self.gate_up = GatedLinear(hidden_size, intermediate_size, parallel, bias=bias, **where)
+        self.down = RowLinear(self.gate_up.shards[0], hidden_size, parallel, bias=bias, **where)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(silu_and_mul(self.gate_up(x)))
+        return self.down(self.gate_up(x))
 
     def load(self, weights: Weights, name: str) -> None:
         self.gate_up.load(weights, [f"{name}.gate_proj", f"{name}.up_proj"])
