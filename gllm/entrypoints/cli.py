@@ -8,7 +8,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from gllm.config import EngineConfig, flag, json_option
@@ -50,24 +50,30 @@ def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         default = _default(field)
-        names = [f"--{flag(name)}" for name in (field.name, *field.metadata["names"])]
-        common = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help(field, default)}
+        no = "no-" if default is True else ""
+        names = [f"--{no}{flag(name)}" for name in (field.name, *field.metadata["names"])]
         kind = _plain_type(hints[field.name])
-        if kind is bool:
-            if default:
-                names = [name.replace("--", "--no-", 1) for name in names]
-            group.add_argument(*names, action="store_false" if default else "store_true", **common)
-            continue
-        common["metavar"] = field.metadata["metavar"] or (
-            None if field.metadata["choices"] else _METAVARS.get(typing.get_origin(kind) or kind)
+        group.add_argument(
+            *names,
+            dest=field.name,
+            default=argparse.SUPPRESS,
+            help=_help(field, default),
+            **_reading(kind, field.metadata, default),
         )
-        common["choices"] = field.metadata["choices"] or None
-        if typing.get_origin(kind) is tuple:
-            group.add_argument(*names, nargs="+", action=_Extend, type=_comma_separated, **common)
-        elif typing.get_origin(kind) is dict:
-            group.add_argument(*names, type=_json_object(typing.get_args(kind)[1]), **common)
-        else:
-            group.add_argument(*names, type=_number(kind) if kind in (int, float) else kind, **common)
+
+
+def _reading(kind: Any, metadata: Mapping[str, Any], default: Any) -> dict[str, Any]:
+    """How argparse reads a value of this type."""
+    if kind is bool:
+        return {"action": "store_false" if default else "store_true"}
+    origin = typing.get_origin(kind) or kind
+    choices = metadata["choices"] or None
+    how = {"metavar": metadata["metavar"] or (None if choices else _METAVARS[origin]), "choices": choices}
+    if origin is tuple:
+        return {**how, "type": _comma_separated, "nargs": "+", "action": _Extend}
+    if origin is dict:
+        return {**how, "type": _json_object(typing.get_args(kind)[1])}
+    return {**how, "type": kind if kind is str else _number(kind)}
 
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", tuple: "TEXT", dict: "JSON"}
@@ -125,7 +131,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _help(field: dataclasses.Field[Any], default: Any) -> str:
-    text = field.metadata["help"]
+    text: str = field.metadata["help"]
     if isinstance(default, bool):
         text = f"do not: {text}" if default else text
     elif default not in (None, (), {}):

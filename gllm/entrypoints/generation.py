@@ -24,7 +24,7 @@ from gllm.errors import RequestError
 from gllm.outputs import Delta
 
 if TYPE_CHECKING:
-    from gllm.engine.async_engine import Stream
+    from gllm.engine.stream import Stream
     from gllm.entrypoints.app import Service
 
 logger = logging.getLogger(__name__)

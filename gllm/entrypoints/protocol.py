@@ -174,7 +174,7 @@ class CompletionRequest(GenerationRequest):
         return {"logprobs": self.logprobs, **limit}
 
 
-R = TypeVar("R", ChatRequest, CompletionRequest)
+R = TypeVar("R", bound=GenerationRequest)
 
 
 def read_request(kind: type[R], body: Any) -> R:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any
 
 from gllm.errors import BadRequest
@@ -56,8 +57,8 @@ def _check_string(text: str) -> None:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        seen: set[str] = set()
-        double = next(key for key, _ in pairs if key in seen or seen.add(key))
+        times = Counter(key for key, _ in pairs)
+        double = next(key for key in times if times[key] > 1)
         raise _invalid(f"the key {double[:100]!r} stands twice in one object")
     return value
 
