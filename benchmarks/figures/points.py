@@ -7,9 +7,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from benchmarks.sim.deployment import Deployment
 from benchmarks.sim.fitted import load_efficiency
 from benchmarks.sim.hardware import load_hardware
 from benchmarks.sim.model_spec import load_model
-
-Ttfts = list[float]
+from gllm.core import eventlog
+from gllm.core.eventlog import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +86,42 @@ def simulate(point: Point, efficiency: Efficiency | None = None) -> dict[str, An
     return body | ({"log": log} if point.log else {})
 
 
+class MissingResult(LookupError):
+    """A run that a figure reads was not made (with the code as it is now)."""
+
+
+def need(folder: Path, point: Point) -> dict[str, Any]:
+    """The body of a point's result. Raises MissingResult, which names the run."""
+    body = load(folder, point)
+    if body is None:
+        raise MissingResult(f"no current result of {point.name}")
+    return body
+
+
 def load(folder: Path, point: Point) -> dict[str, Any] | None:
     """The body of a point's result, or None when it was not run with the code as it is now."""
     result = results.read(folder, "simulated", point.name)
     return result.body if result is not None and result.sources == results.sources() else None
 
 
+def event_log(folder: Path, point: Point) -> list[Record]:
+    """The event log of a point with `log`, in the format that the engine's --event-log writes."""
+    need(folder, point)
+    with _log_path(folder, point).open() as lines:
+        return list(eventlog.read(lines))
+
+
+def _log_path(folder: Path, point: Point) -> Path:
+    return folder / "simulated" / f"{point.name}.events.jsonl"
+
+
 def run_and_write(folder: Path, point: Point) -> None:
+    """Make a point's result; its event log stands beside it."""
+    body = simulate(point)
+    if point.log:
+        path = _log_path(folder, point)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(eventlog.dump(record) + "\n" for record in body.pop("log")))
     config = {"system": point.deployment.scheme, **asdict(point), "efficiency": asdict(load_efficiency())}
     results.write(
         folder,
@@ -103,7 +132,7 @@ def run_and_write(folder: Path, point: Point) -> None:
             seed=point.seed,
             commit=results.commit(),
             machine=f"simulated: {point.deployment.num_devices} x {point.hardware}",
-            body=simulate(point),
+            body=body,
             sources=results.sources(),
         ),
     )
@@ -113,6 +142,7 @@ def run_all(folder: Path, points: Iterable[Point], workers: int | None = None) -
     """Run the points that have no current result, in parallel, with progress on stderr. Interrupted, what is finished
     stays."""
     wanted = list(dict.fromkeys(points))
+    results.sources()  # once, here: the workers inherit it, whatever happens to the files meanwhile
     missing = [point for point in wanted if load(folder, point) is None]
     print(f"{len(wanted)} simulated runs, {len(wanted) - len(missing)} of them finished before", file=sys.stderr)
     if not missing:
@@ -120,13 +150,12 @@ def run_all(folder: Path, points: Iterable[Point], workers: int | None = None) -
     begin = time.monotonic()
     with ProcessPoolExecutor(workers or min(2, os.cpu_count() or 1)) as pool:
         futures = [pool.submit(run_and_write, folder, point) for point in missing]
-        for count, future in enumerate(as_completed(futures), 1):
-            future.result()
-            if count % 50 == 0 or count == len(missing):
-                print(
-                    f"  {count} of {len(missing)} runs, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True
-                )
-
-
-def over_seeds(point: Point, seeds: Sequence[int]) -> list[Point]:
-    return [replace(point, seed=seed) for seed in seeds]
+        try:
+            for count, future in enumerate(as_completed(futures), 1):
+                future.result()
+                if count % 50 == 0 or count == len(missing):
+                    seconds = time.monotonic() - begin
+                    print(f"  {count} of {len(missing)} runs, {seconds:.0f} s", file=sys.stderr, flush=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

@@ -1,0 +1,121 @@
+"""Measured runs in figures: their curves, their rows, and the figure of all measured rates and image counts.
+
+A measured result file has in its `config`: "figure" (the figure it belongs to; "measured" for the general comparison),
+"system" (a name of benchmarks/systems.py), "workload", "rate" (requests a second) and "devices"; its `body` has the
+"summary" of benchmarks/metrics.py. Runs that differ in the seed alone are repetitions: means are shown with their
+spread.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks import results
+from benchmarks.figures.frame import Row, main, percent, save
+from benchmarks.figures.points import Point
+from benchmarks.metrics import mean
+from benchmarks.results import Result
+from benchmarks.systems import SYSTEMS, system
+
+NUMBER = "measured"
+Cell = dict[float, list[float]]
+
+
+def points() -> list[Point]:
+    return []
+
+
+def runs(folder: Path, figure: str) -> list[Result]:
+    """Measured results of a figure, of known systems."""
+    return [
+        r for r in results.measured(folder) if r.config.get("figure") == figure and r.config.get("system") in SYSTEMS
+    ]
+
+
+def curves(found: Sequence[Result], metric: str) -> dict[str, Cell]:
+    """By system: values of all repetitions by rate."""
+    by_system: dict[str, Cell] = {}
+    for result in found:
+        by_rate = by_system.setdefault(result.config["system"], {})
+        by_rate.setdefault(float(result.config["rate"]), []).append(result.body["summary"][metric])
+    return by_system
+
+
+def panel(axes: Axes, found: Sequence[Result], metric: str, what: str) -> None:
+    for name, by_rate in curves(found, metric).items():
+        rates, look = sorted(by_rate), system(name)
+        means = [mean(by_rate[rate]) for rate in rates]
+        below = [m - min(by_rate[rate]) for m, rate in zip(means, rates, strict=True)]
+        above = [max(by_rate[rate]) - m for m, rate in zip(means, rates, strict=True)]
+        axes.errorbar(rates, means, yerr=[below, above], color=look.color, marker=look.marker, ms=4, lw=1.3, capsize=2,
+                      label=f"{look.label} ({_devices(found, name)})")  # fmt: skip
+    machines = ", ".join(sorted({result.machine for result in found}))
+    axes.set(title=f"MEASURED: {machines}", xlabel="requests/s", ylabel=what)
+    axes.title.set_fontsize(8)
+    axes.legend(fontsize=7)
+    axes.grid(alpha=0.3)
+
+
+def _devices(found: Sequence[Result], name: str) -> str:
+    return str(next((r.config.get("devices", "?") for r in found if r.config["system"] == name), "?"))
+
+
+def rows(found: Sequence[Result], figure: str) -> list[Row]:
+    """RServe against each other system: mean over the common rates of the mean TTFT, one row a workload."""
+    made = []
+    for workload in sorted({result.config["workload"] for result in found}):
+        here = [result for result in found if result.config["workload"] == workload]
+        by_system = curves(here, "ttft_mean")
+        for base in ("gllm-epd", "gllm", "vllm"):
+            common = sorted(by_system.get("rserve", {}).keys() & by_system.get(base, {}).keys())
+            if not common:
+                continue
+            changes = [mean(by_system["rserve"][rate]) / mean(by_system[base][rate]) - 1 for rate in common]
+            made.append(
+                Row(figure=figure, claim=f"MEASURED {workload}: RServe against {system(base).label}, mean TTFT",
+                    paper="lower", ours=_range(changes),
+                    holds=mean(changes) < 0, kind="measured", devices=f"{_devices(here, 'rserve')} / "
+                    f"{_devices(here, base)}", note=f"{len(common)} rates")
+            )  # fmt: skip
+    return made
+
+
+def _range(changes: list[float]) -> str:
+    return f"{percent(mean(changes))} ({percent(min(changes))} to {percent(max(changes))})"
+
+
+def numbers(found: Sequence[Result]) -> list[dict[str, Any]]:
+    keys = ("system", "workload", "rate", "devices")
+    return [
+        {key: r.config.get(key) for key in keys} | {"seed": r.seed, "machine": r.machine} | r.body["summary"]
+        for r in found
+    ]
+
+
+def draw(folder: Path) -> list[Row]:
+    found = runs(folder, NUMBER)
+    if not found:
+        row = Row(figure=NUMBER, claim="MEASURED: rserve against gllm-epd and gllm here", paper="lower TTFT", ours="-",
+                  holds=None, kind="measured", note="no measured results: run without --sim-only")  # fmt: skip
+        save(folder, NUMBER, None, [], [row])
+        return [row]
+    workloads = sorted({result.config["workload"] for result in found})
+    picture = Figure(figsize=(5.5 * len(workloads), 3.8))
+    for index, workload in enumerate(workloads):
+        here = [result for result in found if result.config["workload"] == workload]
+        axes = picture.add_subplot(1, len(workloads), index + 1)
+        panel(axes, here, "ttft_mean", f"{workload}: mean TTFT, s")
+    picture.tight_layout()
+    made = rows(found, NUMBER)
+    save(folder, NUMBER, picture, numbers(found), made)
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.modules[__name__]))
