@@ -25,12 +25,14 @@ MAX_PASSED_OVER = 32  # requests with nothing to do now that a micro-batch looks
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """num_blocks, block_size: the KV pool. max_num_seqs: requests that hold KV at once. max_in_flight: micro-batches
-    that may be in the pipeline (pp)."""
+    that may be in the pipeline (pp). chunked_pipeline: consecutive chunks of one request may be in it together (CPP);
+    False is vanilla pipeline parallelism: a chunk waits until the one before has left the last stage."""
 
     num_blocks: int
     block_size: int = 16
     max_num_seqs: int = 128
     max_in_flight: int = 1
+    chunked_pipeline: bool = True
 
     @property
     def num_kv_tokens(self) -> int:
@@ -61,8 +63,8 @@ class _State:
     """A live request. `sent`: tokens handed to workers, `in_flight`: its chunks that have not come back."""
 
     __slots__ = (
-        "aborted", "blocks", "first_item", "in_flight", "known", "line", "outputs", "ready_end", "request", "sent",
-        "seq",
+        "aborted", "blocks", "decoding", "first_item", "in_flight", "known", "line", "outputs", "ready_end", "request",
+        "sent", "seq",
     )  # fmt: skip
 
     def __init__(self, request: Request, seq: int) -> None:
@@ -76,6 +78,7 @@ class _State:
         self.ready_end = 0
         self.first_item = 0  # items before this index lie wholly before `sent`
         self.aborted = False
+        self.decoding = False  # its last known token is a sampled one, and all before are sent
         self.line: OrderedIds | None = None  # where it waits for its turn
 
 
@@ -98,6 +101,7 @@ class Scheduler:
         self._dropped: list[int] = []
         self._committed = 0  # blocks that running requests still need for the tokens they know
         self._waiting_tokens = 0
+        self._num_decoding = 0
         self._starved_from: int | None = None
         self._preemptions = 0
         self._num_requests = 0
@@ -155,6 +159,8 @@ class Scheduler:
                     self._remove(state)
                 else:
                     self._index(state)
+            elif not self.config.chunked_pipeline:
+                self._index(state)
         return tuple(sampled)
 
     def on_abort(self, request_id: int, now: float) -> None:
@@ -250,8 +256,9 @@ class Scheduler:
 
     def _load(self) -> Load:
         return Load(
-            num_decodes=len(self._decodes),
-            waiting_tokens=self._waiting_tokens,
+            num_running_decodes=self._num_decoding,
+            num_in_flight=len(self._in_flight),
+            waiting_tokens=self._waiting_tokens - len(self._decodes),
             free_blocks=self.pool.num_free,
             total_blocks=self.pool.num_blocks,
             block_size=self.pool.block_size,
@@ -375,6 +382,9 @@ class Scheduler:
         self._refresh(state)
 
     def _free_blocks(self, state: _State) -> None:
+        if state.decoding:
+            state.decoding = False
+            self._num_decoding -= 1
         if state.blocks:
             self._committed -= max(0, self.pool.blocks_for(state.known) - len(state.blocks))
             self.pool.release(state.blocks)
@@ -393,6 +403,9 @@ class Scheduler:
             state.ready_end += 1
         state.known += 1
         self._waiting_tokens += 1
+        if not state.decoding:
+            state.decoding = True
+            self._num_decoding += 1
         count = len(state.outputs)
         reason = None
         if token_id in request.stop_token_ids and count > request.min_tokens:
@@ -417,7 +430,7 @@ class Scheduler:
     def _index(self, state: _State) -> None:
         """Put the request into the line it belongs to now."""
         line = None
-        if state.sent < state.ready_end and not state.aborted:
+        if state.sent < state.ready_end and not state.aborted and (self.config.chunked_pipeline or not state.in_flight):
             line = self._decodes if state.sent == state.known - 1 and state.outputs else self._prefills
         if line is not state.line:
             if state.line is not None:

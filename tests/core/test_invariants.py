@@ -35,9 +35,11 @@ def worlds(draw, scheme: str) -> tuple[World, list]:
         min_chunk=draw(st.integers(1, 8)),
         encoders=encoders,
         max_num_seqs=draw(st.integers(1, 6)),
+        throttling=draw(st.booleans()),
+        chunked_pipeline=draw(st.booleans()),
     )
     requests = [draw_request(rng, i, max_prompt, max_item, max_tokens) for i in range(draw(st.integers(1, 10)))]
-    return World(core, rng, budget, encoders, in_order=False), requests
+    return World(core, rng, budget + 3, encoders, in_order=False), requests
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -60,7 +62,7 @@ def test_long_random_runs(scheme):
         core = make_core(
             scheme, num_blocks=rng.randint(10, 40), block_size=8, max_in_flight=rng.randint(1, 4), budget=16,
             capacity=rng.randint(16, 60), batch_tokens=rng.randint(1, 40), min_chunk=rng.choice([1, 4]),
-            encoders=2, max_num_seqs=rng.randint(1, 16),
+            encoders=2, max_num_seqs=rng.randint(1, 16), throttling=seed % 3 == 0,
         )  # fmt: skip
         requests = [draw_request(rng, i, 60, 16, 12) for i in range(60)]
-        World(core, rng, 16, 0 if scheme == "gllm" else 2, in_order=False).run(requests, max_steps=200_000)
+        World(core, rng, 19, 0 if scheme == "gllm" else 2, in_order=False).run(requests, max_steps=200_000)

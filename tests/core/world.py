@@ -12,7 +12,7 @@ from random import Random
 
 from gllm.core.batch import Batch, EncodeBatch
 from gllm.core.embeddings import EmbeddingPool
-from gllm.core.policy import FixedBudget
+from gllm.core.policy import FixedBudget, TokenThrottling
 from gllm.core.readiness import ColocatedEncoder
 from gllm.core.request import Item, Request
 from gllm.core.scheduler import Scheduler, SchedulerConfig
@@ -193,6 +193,9 @@ class World:
     def check_batch(self, batch: Batch) -> None:
         scheduler = self.scheduler
         assert 1 <= batch.num_tokens <= self.budget
+        if not scheduler.config.chunked_pipeline:
+            in_pipeline = {chunk.request_id for other in self.pipeline for chunk in other.chunks}
+            assert not in_pipeline & {chunk.request_id for chunk in batch.chunks}
         assert len(self.pipeline) < scheduler.config.max_in_flight
         in_flight = {chunk.request_id for other in self.pipeline for chunk in other.chunks}
         for request_id in batch.dropped:
@@ -309,6 +312,7 @@ class World:
         assert (stats.running, stats.waiting, stats.blocks_used, stats.in_flight) == (0, 0, 0, 0)
         assert self.scheduler._committed == 0
         assert self.scheduler._waiting_tokens == 0
+        assert self.scheduler._num_decoding == 0
         assert self.pool.used == 0
         if self.has_tracker:
             assert not any(c.held for c in self.clients.values())
@@ -318,13 +322,15 @@ class World:
 
 def make_core(
     scheme: str, *, num_blocks: int, block_size: int, max_in_flight: int, budget: int, capacity: int, batch_tokens: int,
-    min_chunk: int = 1, encoders: int = 1, max_num_seqs: int = 8,
+    min_chunk: int = 1, encoders: int = 1, max_num_seqs: int = 8, throttling: bool = False,
+    chunked_pipeline: bool = True,
 ) -> Scheduler | Orchestrator:  # fmt: skip
     """A fresh core of one of the paper's schemes."""
     config = SchedulerConfig(
-        num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs, max_in_flight=max_in_flight
-    )
-    policy = FixedBudget(budget)
+        num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs, max_in_flight=max_in_flight,
+        chunked_pipeline=chunked_pipeline,
+    )  # fmt: skip
+    policy = TokenThrottling(budget, 1 + budget // 8, 4, 0.1, 3) if throttling else FixedBudget(budget)
     if scheme == "gllm":
         return Scheduler(config, ColocatedEncoder(EmbeddingPool(capacity)), policy)
     rserve = RServeConfig(
