@@ -47,13 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def run(engine_config: EngineConfig, config: ServerConfig) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartupError."""
     stop = catch_signals()
+    defaults = sampling_defaults(engine_config.checkpoint) if config.generation_config == "auto" else {}
     with contextlib.closing(bind(config.host, config.port)) as listener:
         from gllm.engine.async_engine import AsyncEngine  # loads torch: not before the flags and the port are right
 
         engine = AsyncEngine(engine_config)
         try:
             if await finishes_before(stop, engine.start()):
-                await serve(engine, engine_config, config, listener, stop)
+                names, limit = config.model_names(engine_config), engine_config.max_queued_requests
+                server = HttpServer(Service(engine, config, names, limit, defaults), stop)
+                await server.serve(sockets=[listener])
         finally:
             await close(engine)
 
@@ -66,21 +69,6 @@ async def close(engine: AsyncEngine) -> None:
         logger.error("the engine did not stop within %g seconds", ENGINE_CLOSE_SECONDS)
 
 
-async def serve(
-    engine: AsyncEngine,
-    engine_config: EngineConfig,
-    config: ServerConfig,
-    listener: socket.socket,
-    stop: asyncio.Event,
-) -> None:
-    """Speak HTTP on `listener` until `stop`, then give running requests their time."""
-    names = config.model_names(engine_config)
-    defaults = sampling_defaults(engine_config.checkpoint) if config.generation_config == "auto" else {}
-    service = Service(engine, config, names, engine_config.max_queued_requests, defaults)
-    server = HttpServer(service, stop)
-    await server.serve(sockets=[listener])
-
-
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers and without its ten wake-ups a second."""
 
@@ -91,7 +79,6 @@ class HttpServer(uvicorn.Server):
                 make_app(service),
                 lifespan="off",
                 log_config=None,
-                log_level=logging.DEBUG if config.log_level == "debug" else logging.WARNING,
                 access_log=config.access_log,
                 timeout_keep_alive=config.keep_alive_timeout,
                 # Ours ends the requests properly; uvicorn's, a little later, whatever is left.
@@ -103,6 +90,9 @@ class HttpServer(uvicorn.Server):
         )
         self._service = service
         self._stop = stop
+        if config.log_level != "debug":
+            logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its starting and stopping is ours to tell
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)  # asked for by a flag of its own
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

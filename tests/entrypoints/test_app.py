@@ -286,6 +286,16 @@ async def test_numbers_that_the_engine_does_not_report_any_more_are_absent() -> 
         assert "rserve_requests_running" not in (await http.get("/metrics")).text
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_the_access_log_is_written_when_asked_for(wanted: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def ask() -> None:
+        async with running(ScriptedEngine(), access_log=wanted) as server, client(server) as http:
+            await http.get("/health")
+
+    asyncio.run(ask())
+    assert ('"GET /health HTTP/1.1" 200' in caplog.text) == wanted
+
+
 @in_loop
 async def test_stopping_ends_running_requests_with_an_error() -> None:
     never = asyncio.Event()
