@@ -50,17 +50,20 @@ class Processor:
     def __init__(self, checkpoint: Path, info: ModelInfo, config: EngineConfig) -> None:
         from transformers import AutoTokenizer
 
+        self.tokenizer: Any  # a PreTrainedTokenizerFast
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(str(checkpoint), local_files_only=True)
         except (OSError, ValueError) as error:
             raise StartupError(f"the tokenizer of the checkpoint cannot be loaded: {error}") from None
+        if not self.tokenizer.is_fast:
+            raise StartupError("the checkpoint's tokenizer has no fast (Rust) form")
         self.vocabulary = Vocabulary(self.tokenizer)
         self.images = ImageProcessor(checkpoint, config.mm_processor_kwargs)
         self._info = info
         self._limit = config.limit_mm_per_prompt.get("image")
         self._max_tokens = min(info.context_length, config.max_model_len or info.context_length)
-        control = {*info.eos_token_ids} | ({info.image_token_id} - {None})
-        self._encoder = TextEncoder(self.tokenizer, control)
+        control = (*info.eos_token_ids, info.image_token_id)
+        self._encoder = TextEncoder(self.tokenizer, [token_id for token_id in control if token_id is not None])
         self._template = _read_template(checkpoint) or self.tokenizer.chat_template
 
     def chat(
@@ -219,7 +222,8 @@ def _read_template(checkpoint: Path) -> str | None:
     if jinja.is_file():
         return jinja.read_text(encoding="utf-8")
     if older.is_file():
-        return json.loads(older.read_text(encoding="utf-8")).get("chat_template")
+        template = json.loads(older.read_text(encoding="utf-8")).get("chat_template")
+        return template if isinstance(template, str) else None
     return None
 
 

@@ -112,6 +112,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return _deep_grey(image).convert("RGB")
     if image.has_transparency_data:
         rgba = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        if rgba.getchannel("A").getextrema() == (255, 255):
+            return rgba.convert("RGB")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
 
@@ -166,7 +168,7 @@ def _opened(data: bytes, kind: str) -> Iterator[Image.Image]:
         if kind == "TIFF":
             tags = image.tag_v2  # type: ignore[attr-defined]
             _check_pixels((int(tags.get(_TILE_WIDTH, 1)), int(tags.get(_TILE_LENGTH, 1))))
-        if kind == "JPEG" and not image.tile:  # type: ignore[attr-defined]
+        if kind == "JPEG" and not image.tile:
             raise _Unreadable("a truncated or corrupt JPEG", code="invalid_image")  # cut between two header segments
         yield image
 
@@ -239,13 +241,13 @@ def _deep_grey(image: Image.Image) -> Image.Image:
         scale, offset = (1 / 16 if bits == 12 else 1 / 256), 0.0
         image = image if image.mode == "I;16" else image.convert("I")
         return image.point(lambda value: value * scale + offset).convert("L")
-    low, high = image.getextrema()
+    low, high = (float(extreme) for extreme in image.getextrema())  # type: ignore[arg-type]  # one band
     if not (math.isfinite(low) and math.isfinite(high)):
         values = np.asarray(image)
         finite = values[np.isfinite(values)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
         image = Image.fromarray(np.nan_to_num(values, nan=low, posinf=high, neginf=low))
-    scale, offset = _to_8_bits(float(low), float(high), image.mode)
+    scale, offset = _to_8_bits(low, high, image.mode)
     return image.point(lambda value: value * scale + offset).convert("L")
 
 

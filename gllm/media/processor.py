@@ -78,10 +78,12 @@ class ImageProcessor:
         rounded = round(height / factor) * factor, round(width / factor) * factor
         if math.prod(rounded) > self.max_pixels:
             shrink = math.sqrt(height * width / self.max_pixels)
-            return tuple(max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
+            down = [max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)]
+            return down[0], down[1]
         if math.prod(rounded) < self.min_pixels:
             grow = math.sqrt(self.min_pixels / (height * width))
-            return tuple(math.ceil(side * grow / factor) * factor for side in (height, width))
+            up = [math.ceil(side * grow / factor) * factor for side in (height, width)]
+            return up[0], up[1]
         return rounded
 
 
@@ -91,12 +93,12 @@ def _read_settings(checkpoint: Path) -> dict[str, Any]:
         path = checkpoint / name
         if path.is_file():
             try:
-                settings = json.loads(path.read_text(encoding="utf-8"))
+                settings: Any = json.loads(path.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise StartupError(f"{name} of the checkpoint is not JSON: {error}") from None
             settings = settings.get(part) if part else settings
             if settings is not None:
-                return settings
+                return dict(settings)
     return {}
 
 

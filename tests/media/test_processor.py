@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gllm.errors import BadRequest, StartupError
+from gllm.media.image import picture
 from gllm.media.processor import ImageProcessor
 from tests.media.files import gradient
 
@@ -60,6 +61,18 @@ def test_pixels_are_those_of_the_library(tmp_path: Path, settings: dict[str, Any
     assert pixels.shape == (grid[1] * ours.patch_size, grid[2] * ours.patch_size, 3)
     got = patches(pixels, ours.patch_size, ours.merge_size, library.image_mean, library.image_std)
     assert np.abs(got - wanted["pixel_values"]).max() < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "1", "CMYK", "RGB keyed"])
+def test_other_modes_are_those_of_the_library_too(mode: str) -> None:
+    source = gradient(70, 50)
+    image = source.convert(mode.split()[0])
+    if mode in ("RGBA", "LA"):
+        image.putalpha(source.getchannel(1))
+    elif "keyed" in mode:
+        image.info["transparency"] = image.getpixel((5, 5))
+    wanted = reference({}).process_image(image, do_convert_rgb=True)
+    assert np.array_equal(np.moveaxis(np.asarray(picture(image)), -1, 0), wanted)
 
 
 @settings(max_examples=300, deadline=None)
