@@ -66,8 +66,9 @@ class LoadingItem:
             self._task.cancel()
         self._settle(asyncio.CancelledError())
 
-    def start(self, load: Callable[[], Awaitable[np.ndarray]]) -> None:
+    def start(self, load: Callable[[], Awaitable[np.ndarray]]) -> asyncio.Task[None]:
         self._task = asyncio.get_running_loop().create_task(self._run(load))
+        return self._task
 
     def header_known(self, size: Size) -> None:
         """Raises BadRequest when the model cannot take an image of this size."""
@@ -119,24 +120,22 @@ class MediaLoader:
         self._probes = Pool("media-probe", 2)
         self._decoders = Pool("media-decode", threads, _PIXELS_IN_FLIGHT)
         self._tickets = itertools.count()
-        self._items: set[LoadingItem] = set()
+        self._tasks: dict[LoadingItem, asyncio.Task[None]] = {}
 
     def load(self, source: Source, index: int) -> LoadingItem:
         """Start to load `source`, the request's `index`-th item, counted from 1. Never blocks; errors come from the
         item. Items are decoded in the order of these calls, whichever is fetched first where both wait."""
         item = LoadingItem(index, self._processor)
-        item.start(partial(self._load, item, source, next(self._tickets)))
-        self._items.add(item)
-        assert item._task is not None
-        item._task.add_done_callback(lambda _: self._items.discard(item))
+        self._tasks[item] = item.start(partial(self._load, item, source, next(self._tickets)))
+        self._tasks[item].add_done_callback(lambda _: self._tasks.pop(item, None))
         return item
 
     async def aclose(self) -> None:
         """Cancel what is still loading and end the threads."""
-        tasks = [item._task for item in self._items if item._task is not None]
-        for item in list(self._items):
+        tasks = dict(self._tasks)
+        for item in tasks:
             item.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
         await self._fetcher.aclose()
         self._probes.close()
         self._decoders.close()

@@ -40,7 +40,7 @@ def with_loader(test: Callable[[MediaLoader, Server], Awaitable[None]], **settin
         async with running() as server:
             await test(loader, server)
             await loader.aclose()
-        assert not loader._items
+        assert not loader._tasks
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert forgotten == []
@@ -173,7 +173,7 @@ def test_failed_items_that_nobody_awaits_are_not_reported() -> None:
     async def test(loader: MediaLoader, server: Server) -> None:
         for index in range(5):
             loader.load(Source(b"junk" * 99), index)
-        await asyncio.gather(*(item._task for item in loader._items if item._task))
+        await asyncio.gather(*loader._tasks.values())
 
     with_loader(test)
 
