@@ -1,0 +1,318 @@
+"""All schemes' real servers under the same load on the same cores; results are written as soon as each run is finished.
+
+    python -m benchmarks.real.run --quick                         # within 15 minutes on two cores
+    python -m benchmarks.real.run --full --vllm-python PYTHON     # longer runs, and vLLM's CPU server beside ours
+    python -m benchmarks.real.run --full --model-path DIR         # a real checkpoint, e.g. on a GPU machine
+    python -m benchmarks.real.run --resume                        # what an interrupted run left undone
+
+All servers run all the time, and one is asked at a time, so that schemes take turns within seconds; an idle server uses
+no CPU (the CPU time of the others is in every result). Without a checkpoint: random weights, about 80 M parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results, workloads
+from benchmarks.real import client, plan, summary
+from benchmarks.real.checkpoint import write_checkpoint
+from benchmarks.real.plan import Entrant, Plan
+from benchmarks.real.requests import Mix, Prepared, prepare
+from benchmarks.real.servers import MODEL_NAME, Server, ServerFailed, Setting, our_command, start, vllm_command
+from benchmarks.results import Result
+from gllm.config import usable_cores
+
+WARM_UP_SEED, CALIBRATION_SEED = 1_000_001, 1_000_002
+CALIBRATION_REQUESTS = 10
+MINUTES = {"quick": 9.0, "full": 60.0}  # of the runs proper; starting, warming up and calibrating come on top
+MAX_RUN_SECONDS = 300.0
+CPU_MIX = Mix()
+GPU_MIX = Mix(images=(1, 8), side=(448, 1792), text=(200, 3000))
+BENCHMARK = "load"
+
+
+@dataclass(slots=True)
+class Bench:
+    """Servers that answer, and what all of them are asked. skipped: entrants that did not start, and why."""
+
+    setting: Setting
+    servers: dict[str, Server]
+    entrants: dict[str, Entrant]
+    skipped: dict[str, str]
+    out: Path
+
+    def load(self, name: str, requests: Sequence[Prepared], slo: float) -> dict[str, Any]:
+        """One run; with the CPU seconds that the servers not asked have used meanwhile. Raises ServerFailed."""
+        others = [server for other, server in self.servers.items() if other != name]
+        before = sum(server.cpu_seconds() for server in others)
+        body = client.run(self.servers[name].url, requests, slo=slo, max_seconds=MAX_RUN_SECONDS)
+        self.servers[name].check()
+        return body | {"bystanders_cpu_s": round(sum(server.cpu_seconds() for server in others) - before, 3)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    begin = time.monotonic()
+    # A runner that is ended must end its servers: SIGTERM unwinds as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        setting = make_setting(args, Path(scratch))
+        bench = stack.enter_context(open_bench(args, setting, Path(scratch)))
+        if not bench.servers:
+            say(f"no server started: {json.dumps(bench.skipped, indent=1)}")
+            return 1
+        chosen = Plan.read(args.out) if args.resume else None
+        chosen = chosen or make_plan(args, bench)
+        chosen.save(args.out)
+        say(f"{time.monotonic() - begin:.0f} s to here; {describe(chosen, bench)}")
+        try:
+            run_all(chosen, bench, deadline=time.monotonic() + 60 * 1.4 * minutes(args))
+        except KeyboardInterrupt:
+            say("interrupted: what is finished stays; --resume does the rest")
+        return conclude(chosen, bench)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--quick", dest="form", action="store_const", const="quick", help="the default")
+    length.add_argument("--full", dest="form", action="store_const", const="full")
+    parser.set_defaults(form="quick")
+    parser.add_argument("--minutes", type=float, help=f"of the runs proper; default {MINUTES}")
+    parser.add_argument("--model-path", type=Path, help="default: random weights, written for this run")
+    parser.add_argument("--vllm-python", help="Python of an environment with vLLM; without it vLLM is skipped")
+    parser.add_argument("--systems", nargs="+", default=plan.OURS, help=f"default: {' '.join(plan.OURS)}")
+    parser.add_argument("--cores", type=int, nargs="+", help="default: the first two that there are")
+    parser.add_argument("--no-one-core", action="store_true", help="leave out the baseline on a single core")
+    parser.add_argument("--rates", type=float, nargs="+", help="requests a second; default: by what gLLM can serve")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run each at every rate")
+    parser.add_argument("--requests", type=int, help="of one run; default: by --minutes")
+    parser.add_argument("--max-tokens", type=int, default=1, help="output tokens; the paper's main figures have 1")
+    parser.add_argument("--images", type=int, nargs=2, help="fewest and most of a request; default 1 8")
+    parser.add_argument("--sides", type=int, nargs=2, help="least and greatest side of an image, pixels")
+    parser.add_argument("--text", type=int, nargs=2, help="fewest and most words of a request")
+    parser.add_argument("--token-budget", type=int, default=2048)
+    parser.add_argument("--resume", action="store_true", help="go on with the plan in --out")
+    parser.add_argument("--out", type=Path, default=results.RESULTS, help="folder of result files")
+    return parser.parse_args(argv)
+
+
+def minutes(args: argparse.Namespace) -> float:
+    return float(args.minutes or MINUTES[args.form])
+
+
+# ---- setting up ---------------------------------------------------------------------------------------------------
+
+
+def make_setting(args: argparse.Namespace, scratch: Path) -> Setting:
+    """Random weights run on two cores, so that results of larger machines compare; a real checkpoint on all."""
+    cores = tuple(args.cores or (usable_cores() if args.model_path else usable_cores()[:2]))
+    checkpoint = args.model_path or scratch / "checkpoint"
+    if args.model_path is None:
+        write_checkpoint(checkpoint)
+        allow_pixels(checkpoint, mix_of(args).side[1])
+    return Setting(
+        checkpoint=checkpoint.resolve(), cores=cores, token_budget=args.token_budget, max_images=mix_of(args).images[1]
+    )
+
+
+def allow_pixels(checkpoint: Path, side: int) -> None:
+    """Let a written checkpoint take images of side x side pixels without shrinking them; all systems read this file."""
+    path = checkpoint / "preprocessor_config.json"
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(settings | {"max_pixels": (side + 28) ** 2}) + "\n")
+
+
+def mix_of(args: argparse.Namespace) -> Mix:
+    mix = GPU_MIX if args.model_path else CPU_MIX
+    given = {"images": args.images, "side": args.sides, "text": args.text}
+    return replace(mix, **{name: tuple(value) for name, value in given.items() if value})
+
+
+@contextlib.contextmanager
+def open_bench(args: argparse.Namespace, setting: Setting, scratch: Path) -> Iterator[Bench]:
+    """All servers, warmed up. What does not start is named, and the others go on."""
+    wanted = plan.entrants(setting.cores, args.systems, one_core=not args.no_one_core and args.model_path is None)
+    skipped = {} if args.vllm_python else {"vllm": "no Python with vLLM was named (--vllm-python)"}
+    if args.vllm_python:
+        wanted.append(Entrant("vllm", setting.cores, "vllm"))
+    bench = Bench(setting, {}, {}, skipped, args.out)
+    warm_up = prepare(mix_of(args).shapes([0.0] * 4, WARM_UP_SEED, args.max_tokens), MODEL_NAME, WARM_UP_SEED)
+    with contextlib.ExitStack() as stack:
+        for entrant in wanted:
+            say(f"starting {entrant.name}")
+            command = (
+                vllm_command(args.vllm_python, setting)
+                if entrant.system == "vllm"
+                else our_command(entrant.system, setting)
+            )
+            try:
+                server = stack.enter_context(start(entrant.name, command, entrant.cores, scratch))
+                answer = client.run(server.url, warm_up, slo=1.0, max_seconds=MAX_RUN_SECONDS)
+                if answer["failed"]:
+                    raise ServerFailed(f"warm-up: {answer['errors']}")
+            except (ServerFailed, OSError) as error:
+                bench.skipped[entrant.name] = str(error)
+                say(f"{entrant.name} is skipped: {error}")
+                continue
+            bench.servers[entrant.name], bench.entrants[entrant.name] = server, entrant
+        yield bench
+
+
+def make_plan(args: argparse.Namespace, bench: Bench) -> Plan:
+    """Rates, SLO and count from what the first server (the baseline) can do."""
+    first, mix = next(iter(bench.servers)), mix_of(args)
+    shapes = mix.shapes([0.0] * CALIBRATION_REQUESTS, CALIBRATION_SEED, args.max_tokens)
+    requests = prepare(shapes, MODEL_NAME, CALIBRATION_SEED)
+    alone = [bench.load(first, requests[i : i + 1], 1.0)["summary"]["ttft_mean"] for i in range(4)]
+    capacity = bench.load(first, requests, 1.0)["summary"]["requests_per_s"]
+    rates = tuple(sorted(args.rates)) if args.rates else plan.choose_rates(capacity)
+    seeds = tuple(args.seeds)
+    return Plan(
+        workload=f"random images, {mix.images[0]} to {mix.images[1]} a request",
+        mix=mix,
+        rates=rates,
+        seeds=seeds,
+        count=args.requests or plan.choose_count(60 * minutes(args), rates, len(seeds), len(bench.servers)),
+        max_tokens=args.max_tokens,
+        slo=float(f"{plan.SLO_FACTOR * sum(alone) / len(alone):.2g}"),
+        token_budget=args.token_budget,
+        checkpoint=str(args.model_path) if args.model_path else "random weights, 80 M parameters, seed 0",
+        capacity=capacity,
+    )
+
+
+def describe(chosen: Plan, bench: Bench) -> str:
+    runs = len(chosen.rates) * len(chosen.seeds) * len(bench.servers)
+    return (
+        f"{runs} runs of {chosen.count} requests, {chosen.workload}, at {', '.join(map('{:g}'.format, chosen.rates))} "
+        f"requests/s (the first system serves at most {chosen.capacity:.2f}), SLO {chosen.slo:g} s"
+    )
+
+
+# ---- running ------------------------------------------------------------------------------------------------------
+
+
+def run_all(chosen: Plan, bench: Bench, deadline: float) -> None:
+    """Every seed, rate and system, in turns. What is finished is kept; after the deadline nothing more is begun."""
+    total = len(chosen.seeds) * len(chosen.rates) * len(bench.servers)
+    done = 0
+    for seed in chosen.seeds:
+        for rate in chosen.rates:
+            requests = requests_of(chosen, seed, rate)
+            for name in chosen.order(seed, rate, list(bench.servers)):
+                done += 1
+                if is_finished(chosen, bench.out, name, rate, seed) or name not in bench.servers:
+                    continue
+                if time.monotonic() > deadline:
+                    say("out of time: what is finished stays; --resume does the rest")
+                    return
+                run_one(chosen, bench, name, rate, seed, requests)
+                say(f"  {done} of {total} runs")
+
+
+def requests_of(chosen: Plan, seed: int, rate: float) -> list[Prepared]:
+    """The same shapes at every rate, but images of their own: no cache of any system can help."""
+    shapes = chosen.mix.shapes(workloads.poisson(rate, chosen.count, seed), seed, chosen.max_tokens)
+    return prepare(shapes, MODEL_NAME, seed * 1000 + chosen.rates.index(rate), logprobs=chosen.max_tokens > 1)
+
+
+def run_one(chosen: Plan, bench: Bench, name: str, rate: float, seed: int, requests: Sequence[Prepared]) -> None:
+    entrant, server = bench.entrants[name], bench.servers[name]
+    try:
+        body = bench.load(name, requests, chosen.slo)
+    except ServerFailed as error:
+        bench.skipped[name] = str(error)
+        del bench.servers[name]
+        say(f"{name} is left out from here on: {error}")
+        return
+    config = {
+        "benchmark": BENCHMARK,
+        "system": entrant.system,
+        "entrant": name,
+        "devices": entrant.devices,
+        "cores": entrant.cores,
+        "workload": chosen.workload,
+        "rate": rate,
+        "plan": asdict(chosen),
+        "plan_digest": chosen.digest,
+        "command": _without_paths(server.command.args),
+        "env": server.command.env,
+    }
+    results.write(
+        bench.out,
+        Result(
+            kind="measured",
+            name=result_name(name, rate, seed),
+            config=config,
+            seed=seed,
+            commit=results.commit(),
+            machine=results.this_machine(),
+            body=body,
+        ),
+    )
+
+
+def result_name(name: str, rate: float, seed: int) -> str:
+    return f"{BENCHMARK}-{name}-{rate:g}-s{seed}"
+
+
+def is_finished(chosen: Plan, out: Path, name: str, rate: float, seed: int) -> bool:
+    found = results.read(out, "measured", result_name(name, rate, seed))
+    return found is not None and found.config.get("plan_digest") == chosen.digest
+
+
+def conclude(chosen: Plan, bench: Bench) -> int:
+    """Print and write the table of what is there; 1 when nothing is."""
+    table = summary.rows(of_plan(chosen, bench.out))
+    wanted = [(n, r, s) for n in bench.entrants for r in chosen.rates for s in chosen.seeds]
+    missing = [result_name(*key) for key in wanted if not is_finished(chosen, bench.out, *key)]
+    ratios = {metric: summary.ratios(table, metric, "gllm-epd") for metric in ("ttft_mean", "input_tokens_per_s")}
+    results.write_json(
+        bench.out / "real-summary.json",
+        {
+            "kind": "measured",
+            "machine": results.this_machine(),
+            "commit": results.commit(),
+            "plan": asdict(chosen),
+            "rows": table,
+            "ratio_to_gllm_epd": ratios,
+            "skipped": bench.skipped,
+            "missing": missing,
+        },
+    )
+    print(summary.text(table))
+    for name, reason in bench.skipped.items():
+        print(f"skipped: {name}: {reason.splitlines()[0] if reason else ''}")
+    if missing:
+        print(f"missing: {len(missing)} runs: {', '.join(missing)}")
+    return 0 if table else 1
+
+
+def of_plan(chosen: Plan, out: Path) -> list[Result]:
+    """The measured load runs that belong to this plan."""
+    return [r for r in results.measured(out) if r.config.get("plan_digest") == chosen.digest]
+
+
+def _without_paths(args: Sequence[str]) -> list[str]:
+    """What was started, without where things lie on this machine."""
+    return [os.path.basename(arg) if arg.startswith("/") else arg for arg in args]
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

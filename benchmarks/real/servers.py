@@ -1,0 +1,188 @@
+"""Server processes of all schemes for measured runs: how each is started, bound to cores, waited for and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from benchmarks.results import ROOT
+from benchmarks.systems import system
+
+MODEL_NAME = "bench"
+START_SECONDS = 300.0
+STOP_SECONDS = 30.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class ServerFailed(RuntimeError):
+    """A server did not start or ended too early; the message holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all systems share. cores: CPU cores of the server's processes. extra: further flags of our server."""
+
+    checkpoint: Path
+    cores: tuple[int, ...]
+    token_budget: int = 2048
+    max_images: int = 8
+    extra: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a server is started. url: where it will answer, None: it prints that when it is ready."""
+
+    args: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    url: str | None = None
+
+
+@dataclass(slots=True)
+class Server:
+    """A running server, ready to answer."""
+
+    system: str
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    command: Command
+
+    def cpu_seconds(self) -> float:
+        """CPU time that its processes have used so far, those of children that ended included."""
+        return sum(_cpu_seconds(pid) for pid in _tree(self.process.pid))
+
+    def check(self) -> None:
+        """Raises ServerFailed when it has ended."""
+        if self.process.poll() is not None:
+            raise ServerFailed(f"{self.system} ended with status {self.process.returncode}: {_tail(self.log)}")
+
+
+def our_command(name: str, setting: Setting) -> Command:
+    """Our API server under the flags of a scheme. Raises UnknownName."""
+    args = (
+        sys.executable, "-m", "gllm.entrypoints.api_server", "--port", "0", "--model-path", str(setting.checkpoint),
+        "--served-model-name", MODEL_NAME, "--generation-config", "none",
+        "--max-num-batched-tokens", str(setting.token_budget),
+        "--limit-mm-per-prompt", f'{{"image": {setting.max_images}}}', *system(name).flags, *setting.extra,
+    )  # fmt: skip
+    return Command(args)
+
+
+def vllm_command(python: str, setting: Setting) -> Command:
+    """vLLM's CPU server with the same budget and limits, its caches across requests off, one thread a core. Its own
+    defaults otherwise."""
+    port = _free_port()
+    args = (
+        python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port),
+        "--model", str(setting.checkpoint), "--served-model-name", MODEL_NAME, "--generation-config", "vllm",
+        "--dtype", "bfloat16", "--max-model-len", "16384", "--max-num-seqs", "128",
+        "--max-num-batched-tokens", str(setting.token_budget), "--no-enable-prefix-caching",
+        "--mm-processor-cache-gb", "0", "--limit-mm-per-prompt", f'{{"image": {setting.max_images}, "video": 0}}',
+    )  # fmt: skip
+    env = {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, setting.cores)),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return Command(args, env, f"http://127.0.0.1:{port}")
+
+
+@contextlib.contextmanager
+def start(name: str, command: Command, cores: Sequence[int], folder: Path) -> Iterator[Server]:
+    """The server, ready to answer, bound to `cores` with all its children; its log is in `folder`. Raises
+    ServerFailed. At the end the whole process group is ended."""
+    log, out = folder / f"{name}.stderr", folder / f"{name}.stdout"
+    with log.open("wb") as stderr, out.open("wb") as stdout:
+        process = subprocess.Popen(
+            command.args, cwd=ROOT, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True,
+            env=os.environ | command.env, preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )  # fmt: skip
+    server = Server(name, command.url or "", process, log, command)
+    try:
+        server.url = _wait(server, out)
+        yield server
+    finally:
+        _stop(process)
+
+
+def _wait(server: Server, out: Path) -> str:
+    """Its URL, once it answers."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        server.check()
+        url = server.url or _printed_url(out)
+        if url and _answers(url):
+            return url
+        time.sleep(0.2)
+    raise ServerFailed(f"{server.system} was not ready after {START_SECONDS:g} s: {_tail(server.log)}")
+
+
+def _printed_url(out: Path) -> str:
+    line = out.read_text(errors="replace")
+    return line.strip().rpartition(" on ")[2] if line.startswith("Serving ") and line.endswith("\n") else ""
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, then SIGKILL for what is left of its process group."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _tree(pid: int) -> list[int]:
+    """The process and all that came from it."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (fields := _stat(int(folder.name))):
+            children.setdefault(int(fields[1]), []).append(int(folder.name))
+    found = [pid]
+    for parent in found:
+        found += children.get(parent, [])
+    return found
+
+
+def _cpu_seconds(pid: int) -> float:
+    """utime, stime, cutime and cstime."""
+    return sum(map(int, _stat(pid)[11:15])) / TICKS
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on (the name before it may hold spaces); none when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-2000:]
