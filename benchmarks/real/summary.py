@@ -13,18 +13,17 @@ Key = tuple[str, float]
 
 
 def rows(results: Iterable[Result]) -> list[dict[str, Any]]:
-    """One row for each entrant and rate, in order: means over seeds, and "spread", the standard deviation over them."""
+    """One row for each system and rate, in order: means over seeds, and "spread", the standard deviation over them."""
     groups: dict[Key, list[Result]] = {}
     for result in results:
-        groups.setdefault((result.config["entrant"], result.config["rate"]), []).append(result)
+        groups.setdefault((result.config["system"], result.config["rate"]), []).append(result)
     return [_row(key, group) for key, group in sorted(groups.items(), key=lambda pair: (pair[0][1], pair[0][0]))]
 
 
 def _row(key: Key, group: Sequence[Result]) -> dict[str, Any]:
     good = [result.body["summary"] for result in group if "summary" in result.body]
     row: dict[str, Any] = {
-        "entrant": key[0],
-        "system": group[0].config["system"],
+        "system": key[0],
         "devices": group[0].config["devices"],
         "rate": key[1],
         "runs": len(good),
@@ -41,12 +40,12 @@ def _row(key: Key, group: Sequence[Result]) -> dict[str, Any]:
 
 
 def ratios(table: Sequence[Mapping[str, Any]], metric: str, base: str) -> dict[str, dict[float, float]]:
-    """Every entrant's metric over that of `base` at the same rate."""
-    of_base = {row["rate"]: row[metric] for row in table if row["entrant"] == base and metric in row}
+    """Every system's metric over that of `base` at the same rate."""
+    of_base = {row["rate"]: row[metric] for row in table if row["system"] == base and metric in row}
     found: dict[str, dict[float, float]] = {}
     for row in table:
         if metric in row and of_base.get(row["rate"]):
-            found.setdefault(row["entrant"], {})[row["rate"]] = row[metric] / of_base[row["rate"]]
+            found.setdefault(row["system"], {})[row["rate"]] = row[metric] / of_base[row["rate"]]
     return found
 
 
@@ -56,13 +55,13 @@ def text(table: Sequence[Mapping[str, Any]]) -> str:
     cells: list[tuple[str, ...]] = [heads]
     for row in table:
         if "ttft_mean" not in row:
-            cells.append((f"{row['rate']:g}", row["entrant"], row["devices"], *["-"] * 4, str(row["failed"]), "0"))
+            cells.append((f"{row['rate']:g}", row["system"], row["devices"], *["-"] * 4, str(row["failed"]), "0"))
             continue
         spread = row["spread"]
         cells.append(
             (
                 f"{row['rate']:g}",
-                row["entrant"],
+                row["system"],
                 row["devices"],
                 f"{row['ttft_mean']:.3f} ±{spread['ttft_mean']:.3f}",
                 f"{row['ttft_p90']:.3f}",

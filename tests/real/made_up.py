@@ -14,13 +14,13 @@ def outcome(arrival: float, ttft: float, decode: float = 0.0, tokens: int = 1, *
     return Outcome(arrival, 1, prompt_tokens=100, output_tokens=tokens, **{**times, **fields})
 
 
-def result(entrant: str, rate: float, seed: int, ttft: float, **config: Any) -> Result:
+def result(system: str, rate: float, seed: int, ttft: float, **config: Any) -> Result:
     body = {
         "requests": 4,
         "failed": 0,
         "summary": {"ttft_mean": ttft, "ttft_p90": ttft, "input_tokens_per_s": 100.0, "attainment": 1.0},
     }
-    fields = {"entrant": entrant, "system": entrant, "devices": "2 cores", "rate": rate, **config}
+    fields = {"system": system, "devices": "2 cores", "rate": rate, **config}
     return Result(
-        kind="measured", name=f"{entrant}-{rate}-{seed}", config=fields, seed=seed, commit="", machine="", body=body
+        kind="measured", name=f"{system}-{rate}-{seed}", config=fields, seed=seed, commit="", machine="", body=body
     )

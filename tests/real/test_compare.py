@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import results
-from benchmarks.real import plan, run, summary
+from benchmarks.real import compare, plan, summary
 from benchmarks.real.plan import Plan
 from benchmarks.real.requests import Mix
 from benchmarks.real.servers import Command, ServerFailed, Setting, our_command, start, vllm_command
@@ -86,8 +87,8 @@ def test_a_plan_comes_back_from_its_file(tmp_path):
 
 
 def test_requests_of_a_rate_have_images_of_their_own():
-    small = Plan(**{**{f: getattr(PLAN, f) for f in PLAN.__slots__}, "mix": Mix((1, 1), (28, 56), (1, 2))})
-    slow, fast = (run.requests_of(small, 0, rate) for rate in small.rates)
+    small = replace(PLAN, mix=Mix(images=(1, 1), side=(28, 56), text=(1, 2)))
+    slow, fast = (compare.requests_of(small, 0, rate) for rate in small.rates)
     assert len(slow) == len(fast) == 4
     assert not {r.body for r in slow} & {r.body for r in fast}
     assert [r.num_images for r in slow] == [r.num_images for r in fast]
@@ -95,13 +96,13 @@ def test_requests_of_a_rate_have_images_of_their_own():
 
 def test_what_is_finished_is_known_and_what_is_missing_is_named(tmp_path, capsys):
     done = result("gllm", 1.0, 0, 0.5, plan_digest=PLAN.digest)
-    object.__setattr__(done, "name", run.result_name("gllm", 1.0, 0))
+    object.__setattr__(done, "name", compare.result_name("gllm", 1.0, 0))
     results.write(tmp_path, done)
-    assert run.is_finished(PLAN, tmp_path, "gllm", 1.0, 0)
-    assert not run.is_finished(PLAN, tmp_path, "gllm", 1.0, 1)
+    assert compare.is_finished(PLAN, tmp_path, "gllm", 1.0, 0)
+    assert not compare.is_finished(PLAN, tmp_path, "gllm", 1.0, 1)
     (entrant,) = plan.entrants((0, 1), ["gllm"], one_core=False)
-    bench = run.Bench(SETTING, {}, {"gllm": entrant}, {"vllm": "not named"}, tmp_path)
-    assert run.conclude(PLAN, bench) == 0
+    bench = compare.Bench(SETTING, {}, {"gllm": entrant}, {"vllm": "not named"}, tmp_path)
+    assert compare.conclude(PLAN, bench) == 0
     written = json.loads((tmp_path / "real-summary.json").read_text())
     assert written["skipped"] == {"vllm": "not named"}
     assert len(written["missing"]) == 3
@@ -112,7 +113,7 @@ def test_rows_have_mean_and_spread_over_seeds_and_ratios():
     found = [result("rserve", 1.0, seed, ttft) for seed, ttft in ((0, 1.0), (1, 3.0))]
     found += [result("gllm-epd", 1.0, seed, 4.0) for seed in (0, 1)]
     table = summary.rows(found)
-    by_name = {row["entrant"]: row for row in table}
+    by_name = {row["system"]: row for row in table}
     assert by_name["rserve"]["ttft_mean"] == 2.0
     assert by_name["rserve"]["spread"]["ttft_mean"] == pytest.approx(2**0.5)
     assert summary.ratios(table, "ttft_mean", "gllm-epd")["rserve"] == {1.0: 0.5}

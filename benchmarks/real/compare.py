@@ -1,9 +1,9 @@
 """All schemes' real servers under the same load on the same cores; results are written as soon as each run is finished.
 
-    python -m benchmarks.real.run --quick                         # within 15 minutes on two cores
-    python -m benchmarks.real.run --full --vllm-python PYTHON     # longer runs, and vLLM's CPU server beside ours
-    python -m benchmarks.real.run --full --model-path DIR         # a real checkpoint, e.g. on a GPU machine
-    python -m benchmarks.real.run --resume                        # what an interrupted run left undone
+    python -m benchmarks.real.compare --quick                         # within 15 minutes on two cores
+    python -m benchmarks.real.compare --full --vllm-python PYTHON     # longer runs, and vLLM's CPU server beside ours
+    python -m benchmarks.real.compare --full --model-path DIR         # a real checkpoint, e.g. on a GPU machine
+    python -m benchmarks.real.compare --resume                        # what an interrupted run left undone
 
 All servers run all the time, and one is asked at a time, so that schemes take turns within seconds; an idle server uses
 no CPU (the CPU time of the others is in every result). Without a checkpoint: random weights, about 80 M parameters.
@@ -39,7 +39,7 @@ MINUTES = {"quick": 9.0, "full": 60.0}  # of the runs proper; starting, warming 
 MAX_RUN_SECONDS = 300.0
 CPU_MIX = Mix()
 GPU_MIX = Mix(images=(1, 8), side=(448, 1792), text=(200, 3000))
-BENCHMARK = "load"
+FIGURE = "measured"  # where these runs are drawn
 
 
 @dataclass(slots=True)
@@ -72,9 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not bench.servers:
             say(f"no server started: {json.dumps(bench.skipped, indent=1)}")
             return 1
-        chosen = Plan.read(args.out) if args.resume else None
+        chosen = Plan.read(args.results) if args.resume else None
         chosen = chosen or make_plan(args, bench)
-        chosen.save(args.out)
+        chosen.save(args.results)
         say(f"{time.monotonic() - begin:.0f} s to here; {describe(chosen, bench)}")
         try:
             run_all(chosen, bench, deadline=time.monotonic() + 60 * 1.4 * minutes(args))
@@ -103,8 +103,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sides", type=int, nargs=2, help="least and greatest side of an image, pixels")
     parser.add_argument("--text", type=int, nargs=2, help="fewest and most words of a request")
     parser.add_argument("--token-budget", type=int, default=2048)
-    parser.add_argument("--resume", action="store_true", help="go on with the plan in --out")
-    parser.add_argument("--out", type=Path, default=results.RESULTS, help="folder of result files")
+    parser.add_argument("--resume", action="store_true", help="go on with the plan in --results")
+    parser.add_argument("--results", type=Path, default=results.RESULTS, help="folder of result files")
     return parser.parse_args(argv)
 
 
@@ -147,7 +147,7 @@ def open_bench(args: argparse.Namespace, setting: Setting, scratch: Path) -> Ite
     skipped = {} if args.vllm_python else {"vllm": "no Python with vLLM was named (--vllm-python)"}
     if args.vllm_python:
         wanted.append(Entrant("vllm", setting.cores, "vllm"))
-    bench = Bench(setting, {}, {}, skipped, args.out)
+    bench = Bench(setting, {}, {}, skipped, args.results)
     warm_up = prepare(mix_of(args).shapes([0.0] * 4, WARM_UP_SEED, args.max_tokens), MODEL_NAME, WARM_UP_SEED)
     with contextlib.ExitStack() as stack:
         for entrant in wanted:
@@ -238,9 +238,8 @@ def run_one(chosen: Plan, bench: Bench, name: str, rate: float, seed: int, reque
         say(f"{name} is left out from here on: {error}")
         return
     config = {
-        "benchmark": BENCHMARK,
-        "system": entrant.system,
-        "entrant": name,
+        "figure": FIGURE,
+        "system": name,
         "devices": entrant.devices,
         "cores": entrant.cores,
         "workload": chosen.workload,
@@ -265,7 +264,7 @@ def run_one(chosen: Plan, bench: Bench, name: str, rate: float, seed: int, reque
 
 
 def result_name(name: str, rate: float, seed: int) -> str:
-    return f"{BENCHMARK}-{name}-{rate:g}-s{seed}"
+    return f"load-{name}-{rate:g}-s{seed}"
 
 
 def is_finished(chosen: Plan, out: Path, name: str, rate: float, seed: int) -> bool:
