@@ -1,9 +1,9 @@
 """Paged attention by our own Triton kernels: CUDA's default where flash-attn does not serve.
 
 Prompts and chunks go through large tiles of queries. Sequences whose queries fill a small tile at most (decodes) have
-their contexts split until the device is busy, and summed afterwards. On the CPU the kernels run in Triton's interpreter
-alone (TRITON_INTERPRET=1), which the tests use. No GPU has run this yet: the kernels were compiled for sm_90a, and their
-results compared with `sdpa` in the interpreter; speed has not been measured.
+their contexts split until the device is busy, and summed afterwards. On the CPU the kernels run in Triton's
+interpreter alone (TRITON_INTERPRET=1), which the tests use. No GPU has run this yet: the kernels were compiled for
+sm_90a, and their results compared with `sdpa` in the interpreter; speed has not been measured.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class TritonAttention:
 
 
 def tile_sizes(dtype: torch.dtype, device: torch.device) -> Tiles:
-    """bfloat16: the largest tiles for which ptxas (sm_90a, head size 128) keeps everything in registers. float32 products
-    run outside of the tensor cores, each thread holding its operands: small tiles, else they spill."""
+    """bfloat16: the largest tiles for which ptxas (sm_90a, head size 128) keeps everything in registers. float32
+    products run outside of the tensor cores, each thread holding its operands: small tiles, else they spill."""
     programs = 2 * _multiprocessors(device)
     if dtype == torch.float32:
         return Tiles(
