@@ -44,6 +44,8 @@ def user(*content: Any) -> list[dict[str, Any]]:
 TEXT = {"type": "text", "text": "what colour is picture 1?"}
 
 
+# Goes on to its limit, and shows every token: after its answer a model may have only special ones to say.
+ENDLESS = {"ignore_eos": True, "skip_special_tokens": False}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 

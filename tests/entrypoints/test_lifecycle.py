@@ -19,7 +19,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from tests.entrypoints.client import CHAT, COMPLETIONS, TEXT, image_part, post, refused, user
+from tests.entrypoints.client import CHAT, COMPLETIONS, ENDLESS, TEXT, image_part, post, refused, user
 from tests.live_server import STOP_SECONDS, LiveServer, live_server, wait_until
 
 CONTEXT = 2048
@@ -114,9 +114,9 @@ def read_until(connection: socket.socket, wanted: bytes, count: int = 1) -> byte
 
 def endless_stream(server: LiveServer) -> socket.socket:
     """A connection on which a stream of some hundred thousand tokens has begun."""
-    body = {"messages": user(image_part(Image.new("RGB", (112, 112))), TEXT), "stream": True, "ignore_eos": True}
+    body = {"messages": user(image_part(Image.new("RGB", (112, 112))), TEXT), "stream": True, **ENDLESS}
     data = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nAuthorization: Bearer s3cret\r\n"
     connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     assert read_until(connection, b"data: ", 3).count(b"data: ") >= 3

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.demo_model.questions import Question, held_out, is_right
-from tests.entrypoints.client import TEXT, data_url, gauge, image_part, over_http, post, refused, user
+from tests.entrypoints.client import ENDLESS, TEXT, data_url, gauge, image_part, over_http, post, refused, user
 from tests.live_server import LiveServer, wait_until
 
 JPEG_PART = 128
@@ -135,7 +135,7 @@ def test_the_longest_and_a_too_long_image(server: LiveServer, stream: bool) -> N
 def test_a_stop_string_ends_the_text_wherever_it_stands(server: LiveServer) -> None:
     request = {
         "model": server.model, "messages": [{"role": "user", "content": "hello"}], "temperature": 0, "max_tokens": 24,
-        "extra_body": {"ignore_eos": True},
+        "extra_body": ENDLESS,
     }  # fmt: skip
     with server.openai() as client:
         text = client.chat.completions.create(**request).choices[0].message.content
@@ -166,9 +166,9 @@ def test_streamed_text_is_the_unstreamed_text(server: LiveServer, seed: int) -> 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_everything(server: LiveServer, stream: bool) -> None:
     messages = user(image_part(Image.new("RGB", (112, 112), "green")), TEXT)
-    body = {"messages": messages, "stream": stream, "ignore_eos": True, "max_tokens": 100_000}
+    body = {"messages": messages, "stream": stream, "max_tokens": 100_000, **ENDLESS}
     data = json.dumps(body).encode()
-    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         if stream:
