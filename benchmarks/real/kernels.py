@@ -1,7 +1,8 @@
 """Encode and prefill time, ours against transformers (sdpa), side by side in one process: prints one JSON line.
 
 python -m benchmarks.real.kernels [--checkpoint DIR] [--dtype bfloat16] [--threads 1] [--images 4] [--prompt 2048]
-Both run the same work in turn, so that a noisy machine disturbs both alike; medians are reported.
+Both run the same work in turn, so that a noisy machine disturbs both alike. Medians are reported, of the wall clock
+and of the CPU time of this process: on a machine that others use too, the latter is the steadier comparison.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,23 @@ PAGE = 16
 Timed = dict[str, Callable[[], Any]]
 
 
-def medians(work: Timed, repeats: int) -> dict[str, float]:
-    """Median seconds of each function, run in turn `repeats` times after one run of each that is not counted."""
-    taken: dict[str, list[float]] = {name: [] for name in work}
+def medians(work: Timed, repeats: int) -> dict[str, dict[str, float]]:
+    """Median wall and CPU seconds of each function, run in turn `repeats` times after one run that is not counted."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in work}
     for turn in range(repeats + 1):
         for name, function in work.items():
-            begin = time.perf_counter()
+            wall, cpu = time.perf_counter(), time.process_time()
             function()
             if turn:
-                taken[name].append(time.perf_counter() - begin)
-    return {name: round(statistics.median(times), 5) for name, times in taken.items()}
+                taken[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    return {
+        name: {"wall": median(wall for wall, _ in times), "cpu": median(cpu for _, cpu in times)}
+        for name, times in taken.items()
+    }
+
+
+def median(values: Iterable[float]) -> float:
+    return round(statistics.median(values), 5)
 
 
 def encode_work(runner: StageRunner, reference: Any, num_images: int, side: int) -> Timed:
@@ -89,8 +97,9 @@ def decode_work(runner: StageRunner, batch_size: int, context: int) -> Timed:
     return {"ours": lambda: runner.execute(step)}
 
 
-def ratio(times: dict[str, float]) -> float:
-    return round(times["ours"] / times["transformers"], 3)
+def ratio(times: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Our time over theirs, by each clock."""
+    return {clock: round(times["ours"][clock] / times["transformers"][clock], 3) for clock in ("wall", "cpu")}
 
 
 def measure(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
