@@ -43,7 +43,20 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = option(None, "bytes for KV; default: 512 MiB on CPU, by memory on GPU")
     gpu_memory_utilization: float = option(0.9, "share of the GPU that weights and KV may use", "gpu_memory_util")
     max_num_batched_tokens: int = option(2048, "token budget B of a micro-batch", "token_budget", "maxp")
-    max_num_seqs: int = option(128, "requests that hold KV at once", "maxd")
+    max_num_seqs: int = option(128, "requests that hold KV at once")
+    schedule_method: str = option(
+        "chunked_prefill", "how the token budget is spent", choices=("chunked_prefill", "token_throttling")
+    )
+    maxd: int = option(512, "most decode tokens in a micro-batch")
+    minp: int | None = option(None, "token throttling: least prefill tokens in a micro-batch; default: 32")
+    iterp: int | None = option(None, "token throttling: micro-batches that waiting tokens are spread over; default: 8")
+    kvthresh: float | None = option(None, "token throttling: share of free KV below which none prefills; default: 0.05")
+    chunked_pipeline: bool = option(True, "consecutive chunks of a request in the pipeline together (CPP)")
+
+    # Parallelism
+    pp: int = option(1, "pipeline stages", "pipeline_parallel_size")
+    tp: int = option(1, "tensor-parallel ranks of every stage", "tensor_parallel_size")
+    assigned_layers: str | None = option(None, "layers of each stage, as 7,7,8,6; default: an even split")
     max_queued_requests: int = option(4096, "requests inside the server; further ones get 503")
 
     # RServe
@@ -87,15 +100,25 @@ class EngineConfig:
             need(
                 not choices or value in choices, f"--{flag(f.name)} must be one of {', '.join(choices)}, got {value!r}"
             )
-        for name in ("page_size", "max_num_batched_tokens", "max_num_seqs", "max_queued_requests", "max_media_bytes"):
+        counts = (
+            "page_size", "max_num_batched_tokens", "max_num_seqs", "max_queued_requests", "max_media_bytes", "maxd",
+            "pp", "tp",
+        )  # fmt: skip
+        for name in counts:
             need(getattr(self, name) >= 1, f"--{flag(name)} must be at least 1, got {getattr(self, name)}")
         optional_counts = (
             "max_model_len", "num_kv_blocks", "kv_cache_memory_bytes", "encoder_batch_tokens", "embedding_capacity",
-            "min_chunk_tokens", "media_workers", "llm_threads", "encoder_threads",
+            "min_chunk_tokens", "minp", "iterp", "media_workers", "llm_threads", "encoder_threads",
         )  # fmt: skip
         for name in optional_counts:
             value = getattr(self, name)
             need(value is None or value >= 1, f"--{flag(name)} must be at least 1, got {value}")
+        for name in ("minp", "iterp", "kvthresh"):
+            need(
+                self.schedule_method == "token_throttling" or getattr(self, name) is None,
+                f"--{flag(name)} belongs to --schedule-method token_throttling",
+            )
+        need(self.kvthresh is None or 0 <= self.kvthresh < 1, "--kvthresh must be in [0, 1)")
         need(0 < self.gpu_memory_utilization <= 1, "--gpu-memory-utilization must be in (0, 1]")
         for name in ("media_timeout", "heartbeat_timeout", "startup_timeout"):
             need(getattr(self, name) > 0, f"--{flag(name)} must be above 0 seconds")

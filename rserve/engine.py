@@ -15,6 +15,7 @@ from gllm.core.batch import EncodeBatch
 from gllm.core.eventlog import Record
 from gllm.core.policy import TokenPolicy
 from gllm.core.scheduler import Scheduler, SchedulerConfig
+from gllm.engine.liveness import Liveness
 from gllm.engine.messages import Codec, Encode, Encoded, EncodeItem, Hello, Message, Ping, ToEncoder
 from gllm.errors import StartupError
 from gllm.worker.pixels import PixelFiles
@@ -57,10 +58,7 @@ class _Encoder:
     name: str
     encoder_id: int
     identity: bytes
-    heard: float
     batches: dict[int, tuple[EncodeBatch, tuple[Place, ...]]] = field(default_factory=dict)
-    pinged: float | None = None
-    is_hung: bool = False
 
 
 class EncoderFleet:
@@ -88,23 +86,20 @@ class EncoderFleet:
         self._pixels = pixels
         self._socket = socket
         self._codec = Codec(ToEncoder)
-        self._timeout = heartbeat_timeout
         self._log = log
-        self._up: dict[int, _Encoder] = {}
+        self._up: dict[str, _Encoder] = {}
+        self._liveness = Liveness(heartbeat_timeout, lambda name: self._send(self._up[name], Ping()))
+        self.probe, self.hung, self.next_check = self._liveness.probe, self._liveness.hung, self._liveness.next_check
 
     # ---- coming and going ---------------------------------------------------------------------------------------
 
-    def all_up(self) -> bool:
-        return len(self._up) == len(self._ids)
-
     def on_hello(self, identity: bytes, hello: Hello) -> None:
-        if hello.error:
-            raise StartupError(hello.error)
-        encoder_id = self._ids[hello.name]
-        self._up[encoder_id] = _Encoder(hello.name, encoder_id, identity, time.monotonic())
+        self._up[hello.name] = _Encoder(hello.name, self._ids[hello.name], identity)
+        self._liveness.add(hello.name, time.monotonic())
 
     def on_lost(self, name: str, now: float) -> None:
-        encoder = self._up.pop(self._ids.get(name, -1), None)
+        self._liveness.remove(name)
+        encoder = self._up.pop(name, None)
         if encoder is None:
             return
         for _, places in encoder.batches.values():
@@ -135,16 +130,16 @@ class EncoderFleet:
             grid = request.items[ref.index].grid
             items.append(EncodeItem(source.file, source.height, source.width, grid, place))
         encoder.batches[batch.batch_id] = (batch, places)
-        if len(encoder.batches) == 1:
-            encoder.heard = now  # its time to answer starts now
+        self._liveness.work(encoder.name, True, now)
         self._send(encoder, Encode(batch.batch_id, tuple(items)))
 
     def on_encoded(self, message: Encoded, now: float) -> dict[int, str]:
         encoder = next((e for e in self._up.values() if message.batch_id in e.batches), None)
         if encoder is None:
             return {}  # an encoder that was given up
-        encoder.heard, encoder.pinged = now, None
         batch, places = encoder.batches.pop(message.batch_id)
+        self._liveness.heard(encoder.name, now)
+        self._liveness.work(encoder.name, bool(encoder.batches), now)
         wanted = set(self._core.on_encoded(message.batch_id, now))
         for ref, place in zip(batch.items, places, strict=True):
             if ref in wanted:
@@ -167,42 +162,10 @@ class EncoderFleet:
     def on_pong(self, identity: bytes, now: float) -> None:
         for encoder in self._up.values():
             if encoder.identity == identity:
-                encoder.heard, encoder.pinged = now, None
-
-    def probe(self, now: float) -> None:
-        for encoder in self._up.values():
-            encoder.pinged = now
-            self._send(encoder, Ping())
-
-    def hung(self, now: float) -> list[str]:
-        names = []
-        for encoder in self._up.values():
-            if not encoder.batches or encoder.is_hung:
-                continue
-            silence = now - encoder.heard
-            if silence >= self._timeout:
-                encoder.is_hung = True
-                names.append(encoder.name)
-            elif silence >= self._timeout / 2 and (encoder.pinged is None or encoder.pinged < encoder.heard):
-                encoder.pinged = now
-                self._send(encoder, Ping())
-        return names
-
-    def next_check(self, now: float) -> float | None:
-        waits = [
-            encoder.heard + self._timeout * (0.5 if now - encoder.heard < self._timeout / 2 else 1.0) - now
-            for encoder in self._up.values()
-            if encoder.batches and not encoder.is_hung
-        ]
-        return max(0.0, min(waits)) if waits else None
+                self._liveness.heard(encoder.name, now)
 
     def statuses(self, since: float) -> dict[str, str]:
-        statuses = dict.fromkeys(self._ids, "down")
-        for encoder in self._up.values():
-            statuses[encoder.name] = "ok" if encoder.heard >= since else "silent"
-            if encoder.is_hung:
-                statuses[encoder.name] = "hung"
-        return statuses
+        return dict.fromkeys(self._ids, "down") | self._liveness.statuses(since)
 
     def gauges(self) -> dict[str, float]:
         return {
@@ -215,19 +178,14 @@ class EncoderFleet:
         self._socket.send_multipart([encoder.identity, self._codec.encode(message)])
 
 
-def make_encoders(
-    core: Any, names: list[str], run_dir: Path, pixels: PixelFiles, socket: zmq.Socket[bytes], *,
-    capacity: int, hidden: int, dtype: Any, heartbeat_timeout: float, log: Callable[[Record], None] | None,
-) -> tuple[EncoderFleet, ReceivedEmbeddings]:  # fmt: skip
-    """The fleet, and the stage's source of embeddings: an arena of `capacity` rows of `hidden` elements. Raises
-    StartupError when there is no memory for it."""
+def make_embeddings(path: Path, capacity: int, hidden: int, dtype: Any) -> tuple[Receiver, ReceivedEmbeddings]:
+    """The stage's source of embeddings: an arena of `capacity` rows of `hidden` elements. Raises StartupError when
+    there is no memory for it."""
     from rserve.transport.shm import ShmReceiver
 
     try:
-        receiver = ShmReceiver(run_dir / ARENA, capacity, hidden, dtype)
+        receiver = ShmReceiver(path, capacity, hidden, dtype)
     except OSError as error:
         size = capacity * hidden * dtype.itemsize
         raise StartupError(f"no {size:,} bytes for embeddings ({error}): lower --embedding-capacity") from None
-    embeddings = ReceivedEmbeddings(receiver)
-    fleet = EncoderFleet(core, names, receiver, embeddings, pixels, socket, heartbeat_timeout, log)
-    return fleet, embeddings
+    return receiver, ReceivedEmbeddings(receiver)

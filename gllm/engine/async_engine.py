@@ -41,6 +41,7 @@ from gllm.media.loader import LoadingItem, MediaLoader
 from gllm.models.config import read_json
 from gllm.models.registry import dtype_name, model_info
 from gllm.sampling_params import SamplingParams
+from gllm.worker.layout import stage_layers
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,9 @@ class AsyncEngine:
         if config.num_encoders and self.info.image_token_id is None:
             raise StartupError(f"{self.info.architecture} takes no images: leave out --rserve and --encoders")
 
+        stage_layers(config, self.info)
+        self._is_colocated = not config.num_encoders and self.info.image_token_id is not None
+
     # ---- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -123,7 +127,7 @@ class AsyncEngine:
         device = await asyncio.to_thread(resolve_device, self.config.device)
         dtype = dtype_name(read_json(self.config.checkpoint, "config.json"), self.config.dtype)
         self._layout = make_layout(self.config, self.info, ITEMSIZE[dtype])
-        self._executor = Executor(self.config, device, self._layout, self._on_lost)
+        self._executor = Executor(self.config, device, self._layout, self._is_colocated, self._on_lost)
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
             self._socket.setsockopt(option, value)
@@ -295,13 +299,14 @@ class AsyncEngine:
         """A worker has ended."""
         if self._ready is not None and not self._ready.done():
             self._spawn(self._fail_start_soon(f"{name} ended while it started"))
-        elif name != DRIVER:
+        elif name.startswith("encoder "):
             self._send(WorkerLost(name))
             if is_final:
                 self._lost[name] = "ended too often"
                 logger.error("%s ended too often: it is not started again", name)
         elif self._trouble is None:
-            self._trouble = "the engine lost its driver and starts again"
+            # The stages hold the KV of each other's requests: without one, all start again.
+            self._trouble = f"the engine lost a worker ({name}) and starts again"
             self._fail_all(self._trouble)
             self._spawn(self._recover())
 

@@ -21,7 +21,6 @@ from gllm.engine.messages import (
     Abort,
     AddRequest,
     Codec,
-    DriverReady,
     Encoded,
     GetStatus,
     Hello,
@@ -33,14 +32,16 @@ from gllm.engine.messages import (
     Refused,
     Shutdown,
     Status,
+    StepDone,
     ToDriver,
     WorkerHung,
     WorkerLost,
 )
+from gllm.engine.pipeline import Pipeline, Span
 from gllm.sampling_params import SamplingParams
 from gllm.worker.pixels import PixelFile, PixelFiles
-from gllm.worker.stage import Done, Fed, LocalStage
-from gllm.worker.step import RequestSpec, StepInput, TokenLogprobs
+from gllm.worker.stage import Fed
+from gllm.worker.step import RequestSpec, StepInput, StepOutput, TokenLogprobs
 
 API = b"api"
 PROBE_SECONDS = 2.0  # in which a worker has to answer a health probe
@@ -48,8 +49,6 @@ PROBE_SECONDS = 2.0  # in which a worker has to answer a health probe
 
 class Encoders(Protocol):
     """Separate encoders, as the driver sees them."""
-
-    def all_up(self) -> bool: ...
 
     def on_hello(self, identity: bytes, hello: Hello) -> None: ...
 
@@ -106,53 +105,38 @@ class Driver:
     def __init__(
         self,
         core: Any,
-        stage: LocalStage,
+        pipeline: Pipeline,
         pixels: PixelFiles,
         socket: zmq.Socket[bytes],
         encoders: Encoders | None = None,
         log: Callable[[Record], None] | None = None,
     ) -> None:
         self.core = core
-        self.stage = stage
+        self.pipeline = pipeline
         self.encoders = encoders
         self._pixels = pixels
         self._socket = socket
         self._codec = Codec(ToDriver)
         self._log = log
         self._live: dict[int, _Live] = {}
-        self._batches: dict[int, tuple[Batch, float]] = {}
+        self._batches: dict[int, Batch] = {}
         self._fed: dict[int, float] = {}
+        self._own_done: set[int] = set()  # micro-batches that stage 0 is done with
+        self._outputs: dict[int, StepOutput] = {}
         self._probes: list[_Probe] = []
         self._stopping = False
 
     # ---- the loop -----------------------------------------------------------------------------------------------
 
-    def wait_for_workers(self, ready: DriverReady, deadline: float) -> None:
-        """Until the API process and all encoders have said hello; then tell the API process. Raises StartupError (from
-        `on_hello`) or TimeoutError."""
-        api_is_there = False
-        while not (api_is_there and (self.encoders is None or self.encoders.all_up())):
-            if not self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
-                raise TimeoutError("the encoders did not start in time")
-            identity, data = self._socket.recv_multipart()
-            message = self._codec.decode(data)
-            if isinstance(message, Shutdown):
-                raise SystemExit(0)
-            if identity == API:
-                api_is_there = True
-            elif isinstance(message, Hello) and self.encoders is not None:
-                self.encoders.on_hello(identity, message)
-        self.send(ready)
-
     def run(self) -> None:
         """Until told to shut down."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self.stage.compute.socket, zmq.POLLIN)
+        poller.register(self.pipeline.compute.socket, zmq.POLLIN)
         while not self._stopping:
             ready = dict(poller.poll(self._timeout()))
-            if self.stage.compute.socket in ready:
-                self._on_result(self.stage.compute.take())
+            if self.pipeline.compute.socket in ready:
+                self._on_own_stage()
             while self._socket.poll(0):
                 identity, data = self._socket.recv_multipart()
                 self._on_message(identity, self._codec.decode(data))
@@ -166,8 +150,8 @@ class Driver:
         """Milliseconds to sleep at most; None: until something happens."""
         now = time.monotonic()
         waits = [probe.started + PROBE_SECONDS - now for probe in self._probes]
-        if self.encoders is not None and (check := self.encoders.next_check(now)) is not None:
-            waits.append(check)
+        watched = [self.pipeline.liveness, *([self.encoders] if self.encoders is not None else [])]
+        waits += [check for check in (group.next_check(now) for group in watched) if check is not None]
         return max(0, int(min(waits) * 1000) + 1) if waits else None
 
     def _pump(self) -> None:
@@ -184,10 +168,12 @@ class Driver:
                 moved = True
         if not self._batches and (dropped := self.core.take_dropped()):
             self._forget(dropped)
-            self.stage.forget(dropped)
+            self.pipeline.forget(dropped)
+        hung = self.pipeline.liveness.hung(now)
         if self.encoders is not None:
-            for name in self.encoders.hung(now):
-                self.send(WorkerHung(name))
+            hung += self.encoders.hung(now)
+        for name in hung:
+            self.send(WorkerHung(name))
         self._answer_probes(now)
 
     # ---- micro-batches ------------------------------------------------------------------------------------------
@@ -202,8 +188,8 @@ class Driver:
             if not live.known_to_workers:
                 live.known_to_workers = True
                 new.append(self._spec(chunk.request_id, live.sampling))
-        self._batches[batch.batch_id] = (batch, now)
-        self.stage.submit(StepInput(batch, tuple(tokens), tuple(new)))
+        self._batches[batch.batch_id] = batch
+        self.pipeline.submit(StepInput(batch, tuple(tokens), tuple(new)), now)
 
     def _spec(self, request_id: int, sampling: SamplingParams) -> RequestSpec:
         request = self.core.request(request_id)
@@ -215,37 +201,65 @@ class Driver:
             if request_id in self._live:
                 self._live[request_id].known_to_workers = False
 
-    def _on_result(self, result: Fed | Done) -> None:
+    def _on_own_stage(self) -> None:
+        """Stage 0 has gathered the embeddings of a micro-batch, or is done with it."""
+        result = self.pipeline.take()
         now = time.monotonic()
         if isinstance(result, Fed):
             self._fed[result.batch_id] = now
             self.core.on_batch_fed(result.batch_id, now)
             return
-        output = result.output
-        batch, _ = self._batches.pop(output.batch_id)
         for request_id, reason in result.failures.items():
             self._refuse(request_id, reason, retry=False)
-        sampled = self.core.on_batch_done(output.batch_id, dict(output.tokens), now)
+        span = Span(0, result.batch_id, result.start, result.end)
+        self._log_encode(span, self._fed.pop(result.batch_id, result.start))
+        self._log_span(span)
+        self._own_done.add(result.batch_id)
+        if result.output is not None:
+            self._outputs[result.batch_id] = result.output
+        self._finish(result.batch_id, now)
+
+    def _on_step_done(self, identity: bytes, message: StepDone, now: float) -> None:
+        """Another stage is done with a micro-batch; the last one has sampled."""
+        self._log_span(self.pipeline.on_step_done(identity, message, now))
+        if message.output is not None:
+            self._outputs[message.batch_id] = message.output
+            self._finish(message.batch_id, now)
+
+    def _finish(self, batch_id: int, now: float) -> None:
+        """Once the output is there and this stage, too, has said how it went (its word may come second)."""
+        if batch_id not in self._outputs or batch_id not in self._own_done:
+            return
+        self._own_done.remove(batch_id)
+        output, batch = self._outputs.pop(batch_id), self._batches.pop(batch_id)
+        self.pipeline.finished(now)
+        sampled = self.core.on_batch_done(batch_id, dict(output.tokens), now)
         logprobs = dict(zip((request_id for request_id, _ in output.tokens), output.logprobs, strict=False))
         if sampled:
             self.send(Outputs(tuple(_output(token, logprobs) for token in sampled)))
         for request_id in {chunk.request_id for chunk in batch.chunks}:
             self._clean(request_id)
-        self._log_spans(batch, result)
 
-    def _log_spans(self, batch: Batch, done: Done) -> None:
-        fed = self._fed.pop(batch.batch_id, done.start)
+    def _log_encode(self, span: Span, fed: float) -> None:
+        """Stage 0 encoded items itself before it was fed."""
+        batch = self._batches[span.batch_id]
+        if self._log is not None and batch.encode:
+            args = {"batch": batch.batch_id, "items": [[ref.request_id, ref.index] for ref in batch.encode]}
+            self._log(
+                {"e": "span", "worker": "stage 0", "kind": "encode", "name": f"encode {len(batch.encode)} items"}
+                | {"start": span.start, "end": fed, "args": args}
+            )
+
+    def _log_span(self, span: Span) -> None:
         if self._log is None:
             return
+        batch = self._batches[span.batch_id]
         chunks = [[chunk.request_id, chunk.start, chunk.num_tokens] for chunk in batch.chunks]
-        span = {"e": "span", "worker": "stage 0", "args": {"batch": batch.batch_id, "chunks": chunks}}
-        if batch.encode:
-            items = [[ref.request_id, ref.index] for ref in batch.encode]
-            encode = {"kind": "encode", "name": f"encode {len(items)} items", "start": done.start, "end": fed}
-            self._log(span | encode | {"args": {"batch": batch.batch_id, "items": items}})
-        start = fed if batch.encode else done.start
         kind = "decode" if all(chunk.num_tokens == 1 for chunk in batch.chunks) else "prefill"
-        self._log(span | {"kind": kind, "name": f"{kind} {batch.num_tokens} tokens", "start": start, "end": done.end})
+        self._log(
+            {"e": "span", "worker": f"stage {span.stage}", "kind": kind, "name": f"{kind} {batch.num_tokens} tokens"}
+            | {"start": span.start, "end": span.end, "args": {"batch": batch.batch_id, "chunks": chunks}}
+        )
 
     # ---- messages -----------------------------------------------------------------------------------------------
 
@@ -263,6 +277,10 @@ class Driver:
                 self._start_probe(query, probe, now)
             case Shutdown():
                 self._stopping = True
+            case StepDone():
+                self._on_step_done(identity, message, now)
+            case Pong() if self.pipeline.knows(identity):
+                self.pipeline.on_pong(identity, now)
             case _ if self.encoders is None:
                 pass  # an encoder of an engine that has none
             case Hello():
@@ -304,23 +322,27 @@ class Driver:
     # ---- status -------------------------------------------------------------------------------------------------
 
     def _start_probe(self, query: int, probe: bool, now: float) -> None:
-        if probe and self.encoders is not None:
-            self.encoders.probe(now)
-            self._probes.append(_Probe(query, now))
+        self._probes.append(_Probe(query, now))
+        if probe:
+            self.pipeline.liveness.probe(now)
+            if self.encoders is not None:
+                self.encoders.probe(now)
         else:
-            self._answer(query, now)
+            self._answer(self._probes.pop())
 
     def _answer_probes(self, now: float) -> None:
         for probe in list(self._probes):
-            assert self.encoders is not None
-            silent = "silent" in self.encoders.statuses(probe.started).values()
+            silent = "silent" in self._workers(probe.started).values()
             if not silent or now >= probe.started + PROBE_SECONDS:
                 self._probes.remove(probe)
-                self._answer(probe.query, probe.started)
+                self._answer(probe)
 
-    def _answer(self, query: int, since: float) -> None:
+    def _workers(self, since: float) -> dict[str, str]:
+        workers = {"driver": "ok", "stage 0": "ok"} | self.pipeline.liveness.statuses(since)
+        return workers | (self.encoders.statuses(since) if self.encoders is not None else {})
+
+    def _answer(self, probe: _Probe) -> None:
         stats = self.core.stats()
-        workers = {"driver": "ok", "stage 0": "ok"}
         gauges = {
             "requests_running": stats.running,
             "requests_waiting": stats.waiting,
@@ -337,9 +359,10 @@ class Driver:
             "embedding_tokens_capacity": embeddings.capacity,
         }
         if self.encoders is not None:
-            workers |= self.encoders.statuses(since)
             gauges |= self.encoders.gauges()
-        self.send(Status(query, workers, {name: float(value) for name, value in gauges.items()}))
+        self.send(
+            Status(probe.query, self._workers(probe.started), {name: float(value) for name, value in gauges.items()})
+        )
 
 
 def _output(token: Sampled, logprobs: dict[int, TokenLogprobs | None]) -> Output:

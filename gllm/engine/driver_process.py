@@ -15,26 +15,24 @@ import zmq
 from gllm.config import EngineConfig, ModelInfo
 from gllm.core.embeddings import EmbeddingPool
 from gllm.core.eventlog import Record, Recorder, dump
-from gllm.core.policy import FixedBudget
+from gllm.core.policy import FixedBudget, TokenPolicy, TokenThrottling
 from gllm.core.readiness import ColocatedEncoder
 from gllm.core.scheduler import Scheduler, SchedulerConfig
 from gllm.engine.driver import API, Driver
-from gllm.engine.messages import Codec, DriverReady, Hello, ToApi
+from gllm.engine.messages import Codec, DriverReady, Hello, Shutdown, ToApi, ToDriver
+from gllm.engine.pipeline import Pipeline
 from gllm.errors import StartupError
 from gllm.models.loader import resolve_dtype
 from gllm.models.registry import model_info
-from gllm.worker.kv_cache import KVCache, KVShape
+from gllm.worker.layout import Layout, other_ranks
 from gllm.worker.pixels import PixelFiles
 from gllm.worker.process import Compute, settle
-from gllm.worker.runner import StageRunner
-from gllm.worker.stage import LocalStage
-
-CPU_KV_BYTES = 512 << 20
+from gllm.worker.stage import Stage
 
 
 def main(
     name: str, address: str, run_dir: str, config: dict[str, Any], device: str, cores: list[int], threads: int,
-    encoders: list[str], embedding_capacity: int,
+    rendezvous: str, encoders: list[str], embedding_capacity: int,
 ) -> None:  # fmt: skip
     """The process. It sends DriverReady once all workers are up, or Hello with what is wrong."""
     settle(cores, threads)
@@ -48,8 +46,8 @@ def main(
     deadline = time.monotonic() + engine.startup_timeout
     log_file = open(engine.event_log, "w") if engine.event_log else None  # noqa: SIM115 (lives as long as the process)
     try:
-        driver, ready = build(engine, name, Path(run_dir), device, encoders, embedding_capacity, socket, log_file)
-        driver.wait_for_workers(ready, deadline)
+        start = Start(engine, Path(run_dir), device, rendezvous, encoders, embedding_capacity, socket, log_file)
+        driver = start.driver(deadline)
     except (StartupError, TimeoutError) as error:
         _say_why(socket, name, str(error), deadline)
         raise SystemExit(1) from None
@@ -63,67 +61,119 @@ def main(
             log_file.close()
 
 
-def build(
-    config: EngineConfig, name: str, run_dir: Path, device: str, encoders: list[str], embedding_capacity: int,
-    socket: zmq.Socket[bytes], log_file: IO[str] | None,
-) -> tuple[Driver, DriverReady]:  # fmt: skip
-    """Load the stage, make the core. Raises StartupError."""
-    info = model_info(config.checkpoint)
-    pixels = PixelFiles(run_dir)
-    log = (lambda record: _write(log_file, record)) if log_file is not None else None
-    colocated = not encoders and info.image_token_id is not None
-    runner = StageRunner.build(
-        config.checkpoint, num_blocks=1, page_size=config.page_size, dtype=config.dtype, device=device,
-        load_format=config.load_format, seed=config.seed, attention=config.attention_backend, with_vision=colocated, pixels=pixels,
-        eos_token_ids=info.eos_token_ids,
-    )  # fmt: skip
-    scheduler = SchedulerConfig(
-        num_blocks=num_kv_blocks(config, info, runner.cache.shape, device),
-        block_size=config.page_size,
-        max_num_seqs=config.max_num_seqs,
-    )
-    runner.cache = KVCache(runner.cache.shape, scheduler.num_blocks, torch.device(device))
-    policy = FixedBudget(config.max_num_batched_tokens)
-    core: Any = Scheduler(scheduler, ColocatedEncoder(EmbeddingPool(embedding_capacity)), policy)
-    header: Record = {}
-    if encoders or log is not None:
-        # The one place where gLLM looks for its extension: separate encoders (and the description of a core in a log).
-        rserve = import_module("rserve.engine")
-        core, header = rserve.make_core(scheduler, policy, rserve.rserve_config(config, device, embedding_capacity))
-    if log is not None:
-        log(header)
-        core = Recorder(core, log)
-    fleet = None
-    if encoders:
-        fleet, runner.embeddings = rserve.make_encoders(
-            core, encoders, run_dir, pixels, socket, capacity=embedding_capacity, hidden=info.hidden_size,
-            dtype=resolve_dtype(config.checkpoint, config.dtype), heartbeat_timeout=config.heartbeat_timeout, log=log,
+class Start:
+    """From nothing to a running driver: the stage is loaded, the other workers say hello, then there is a core."""
+
+    def __init__(
+        self, config: EngineConfig, run_dir: Path, device: str, rendezvous: str, encoders: list[str],
+        embedding_capacity: int, socket: zmq.Socket[bytes], log_file: IO[str] | None,
+    ) -> None:  # fmt: skip
+        """Load stage 0. Raises StartupError."""
+        self.config = config
+        self.info = model_info(config.checkpoint)
+        self.device = device
+        self.encoders = encoders
+        self.embedding_capacity = embedding_capacity
+        self.socket = socket
+        self.pixels = PixelFiles(run_dir)
+        self.log = (lambda record: _write(log_file, record)) if log_file is not None else None
+        # The one place where gLLM looks for its extension: for separate encoders, and to describe a core in a log.
+        self.rserve = import_module("rserve.engine") if encoders or log_file is not None else None
+        self.receiver, embeddings = None, None
+        if encoders:
+            dtype = resolve_dtype(config.checkpoint, config.dtype)
+            path = run_dir / self.rserve.ARENA
+            self.receiver, embeddings = self.rserve.make_embeddings(
+                path, embedding_capacity, self.info.hidden_size, dtype
+            )
+        self.embeddings = embeddings
+        self.stage = Stage(
+            config, self.info, Layout(config.pp, config.tp, 0), rendezvous, device,
+            colocated=is_colocated(config, self.info), embeddings=embeddings, pixels=self.pixels,
         )  # fmt: skip
-    stage = LocalStage(runner, Compute(zmq.Context.instance(), name, _crash))
-    ready = DriverReady(scheduler.num_kv_tokens, embedding_capacity)
-    return Driver(core, stage, pixels, socket, fleet, log), ready
+
+    def driver(self, deadline: float) -> Driver:
+        """Once all workers are there: tell the API process. Raises StartupError or TimeoutError."""
+        hellos = self._hellos(deadline)
+        stages = {name: hello for name, hello in hellos.items() if name not in self.encoders}
+        num_blocks = min([self.stage.num_kv_blocks(), *(hello.kv_blocks for _, hello in stages.values())])
+        scheduler = SchedulerConfig(
+            num_blocks=num_blocks,
+            block_size=self.config.page_size,
+            max_num_seqs=self.config.max_num_seqs,
+            max_in_flight=self.config.pp,
+            chunked_pipeline=self.config.chunked_pipeline,
+        )
+        core = self._core(scheduler)
+        identities = {name: identity for name, (identity, _) in stages.items()}
+        compute = Compute(zmq.Context.instance(), "stage-0", _crash)
+        pipeline = Pipeline(self.stage, compute, self.socket, identities, self.config.heartbeat_timeout)
+        pipeline.start(num_blocks, time.monotonic())
+        fleet = self._fleet(core, {name: hellos[name] for name in self.encoders})
+        driver = Driver(core, pipeline, self.pixels, self.socket, fleet, self.log)
+        driver.send(DriverReady(scheduler.num_kv_tokens, self.embedding_capacity))
+        return driver
+
+    def _hellos(self, deadline: float) -> dict[str, tuple[bytes, Hello]]:
+        """The first words of every other process, by name: (identity, Hello)."""
+        waiting = {"api", *(rank.name for rank in other_ranks(self.config)), *self.encoders}
+        hellos: dict[str, tuple[bytes, Hello]] = {}
+        codec = Codec(ToDriver)
+        while waiting:
+            if not self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+                raise TimeoutError(f"{', '.join(sorted(waiting))} did not start in time")
+            identity, data = self.socket.recv_multipart()
+            match codec.decode(data):
+                case Hello() as hello:
+                    if hello.error:
+                        raise StartupError(hello.error)
+                    waiting.discard(hello.name)
+                    hellos[hello.name] = (identity, hello)
+                case Shutdown():
+                    raise SystemExit(0)
+        del hellos["api"]
+        return hellos
+
+    def _core(self, scheduler: SchedulerConfig) -> Any:
+        policy = make_policy(self.config)
+        if self.rserve is None:
+            return Scheduler(scheduler, ColocatedEncoder(EmbeddingPool(self.embedding_capacity)), policy)
+        config = self.rserve.rserve_config(self.config, torch.device(self.device).type, self.embedding_capacity)
+        core, header = self.rserve.make_core(scheduler, policy, config)
+        if self.log is not None:
+            self.log(header)
+            core = Recorder(core, self.log)
+        return core
+
+    def _fleet(self, core: Any, hellos: dict[str, tuple[bytes, Hello]]) -> Any:
+        if not self.encoders:
+            return None
+        fleet = self.rserve.EncoderFleet(
+            core, self.encoders, self.receiver, self.embeddings, self.pixels, self.socket,
+            self.config.heartbeat_timeout, self.log,
+        )  # fmt: skip
+        for identity, hello in hellos.values():
+            fleet.on_hello(identity, hello)
+        return fleet
 
 
-def num_kv_blocks(config: EngineConfig, info: ModelInfo, shape: KVShape, device: str) -> int:
-    """KV blocks by the configuration, or by memory; never more than all sequences at full length could fill. Weights
-    must be loaded: what is left is measured."""
-    if config.num_kv_blocks:
-        return config.num_kv_blocks
-    num_bytes = config.kv_cache_memory_bytes or _kv_bytes(config, device)
-    length = min(config.max_model_len or info.context_length, info.context_length)
-    useful = config.max_num_seqs * -(-length // config.page_size)
-    blocks = min(shape.num_blocks_for(num_bytes), useful)
-    if blocks < 1:
-        raise StartupError(f"{num_bytes:,} bytes for KV hold no block of {shape.bytes_per_block:,} bytes")
-    return blocks
+def make_policy(config: EngineConfig) -> TokenPolicy:
+    """How the token budget is spent."""
+    if config.schedule_method == "chunked_prefill":
+        return FixedBudget(config.max_num_batched_tokens, config.maxd)
+    defaults = TokenThrottling(config.max_num_batched_tokens)
+    return TokenThrottling(
+        max_prefill=config.max_num_batched_tokens,
+        min_prefill=config.minp or defaults.min_prefill,
+        num_iterations=config.iterp or defaults.num_iterations,
+        kv_threshold=defaults.kv_threshold if config.kvthresh is None else config.kvthresh,
+        max_decodes=config.maxd,
+    )
 
 
-def _kv_bytes(config: EngineConfig, device: str) -> int:
-    """What is left of the GPU's share, less room for activations."""
-    if device == "cpu":
-        return CPU_KV_BYTES
-    free, total = torch.cuda.mem_get_info()
-    return int(config.gpu_memory_utilization * total) - (total - free) - (2 << 30)
+def is_colocated(config: EngineConfig, info: ModelInfo) -> bool:
+    """Items are encoded in stage 0."""
+    return not config.num_encoders and info.image_token_id is not None
 
 
 def _write(file: IO[str], record: Record) -> None:

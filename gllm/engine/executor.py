@@ -22,6 +22,7 @@ from gllm.config import EngineConfig, ModelInfo, usable_cores
 from gllm.engine.placement import place
 from gllm.errors import StartupError
 from gllm.worker.launcher import Exited, Kill, Lines, Start, Started
+from gllm.worker.layout import other_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +65,14 @@ def _free(path: Path) -> int:
 
 
 class Executor:
-    """on_lost(name, is_final): called on the event loop when a worker has ended; is_final: it is not started again."""
+    """colocated: stage 0 encodes. on_lost(name, is_final): called on the event loop when a worker has ended; is_final:
+    it is not started again by itself."""
 
-    def __init__(self, config: EngineConfig, device: str, layout: Layout, on_lost: Callable[[str, bool], None]) -> None:
+    def __init__(
+        self, config: EngineConfig, device: str, layout: Layout, colocated: bool, on_lost: Callable[[str, bool], None]
+    ) -> None:
         self._config = config
+        self._colocated = colocated
         self._device = device
         self._layout = layout
         self._on_lost = on_lost
@@ -125,27 +130,25 @@ class Executor:
     # ---- inside -------------------------------------------------------------------------------------------------
 
     def _worker_specs(self, hidden_size: int) -> list[Start]:
-        placement = place(self._config, usable_cores())
-        common = {
-            "address": self._layout.address,
-            "run_dir": str(self._layout.run_dir),
-            "config": dataclasses.asdict(self._config),
-            "device": self._device,
-        }
-        capacity = self._layout.embedding_capacity
-        driver = common | {
-            "name": DRIVER,
-            "cores": list(placement.stage.cores),
-            "threads": placement.stage.threads,
-            "encoders": self.encoder_names,
-            "embedding_capacity": capacity,
-        }
-        specs = [Start(DRIVER, "gllm.engine.driver_process:main", driver)]
-        for name, seat in zip(self.encoder_names, placement.encoders, strict=True):
+        config = self._config
+        placement = place(config, usable_cores())
+        devices = assign_devices(config, self._device)
+        common = {"address": self._layout.address, "config": dataclasses.asdict(config)}
+        ranks = {"rendezvous": f"file://{self._layout.run_dir}/rendezvous"}
+        capacity, run_dir = self._layout.embedding_capacity, str(self._layout.run_dir)
+        more = {"run_dir": run_dir, "encoders": self.encoder_names, "embedding_capacity": capacity}
+        seats = [
+            {"cores": list(seat.cores), "threads": seat.threads} for seat in (*placement.stages, *placement.encoders)
+        ]
+        each = [common | seat | {"device": device} for seat, device in zip(seats, devices, strict=True)]
+        specs = [Start(DRIVER, "gllm.engine.driver_process:main", each[0] | ranks | more | {"name": DRIVER})]
+        for layout in other_ranks(config):
+            own = {"name": layout.name, "rank": layout.rank, "colocated": self._colocated}
+            specs.append(Start(layout.name, "gllm.engine.stage_process:main", each[layout.rank] | ranks | own))
+        for name, kwargs in zip(self.encoder_names, each[config.pp * config.tp :], strict=True):
             rserve = import_module("rserve.engine")
-            arena = {"arena": rserve.ARENA, "arena_rows": capacity, "hidden": hidden_size}
-            kwargs = common | {"name": name, "cores": list(seat.cores), "threads": seat.threads} | arena
-            specs.append(Start(name, rserve.ENCODER, kwargs))
+            own = {"name": name, "run_dir": run_dir, "arena": rserve.ARENA, "arena_rows": capacity}
+            specs.append(Start(name, rserve.ENCODER, kwargs | own | {"hidden": hidden_size}))
         return specs
 
     def _tell(self, message: Start | Kill) -> None:
@@ -183,7 +186,7 @@ class Executor:
         if self._closing:
             return
         logger.error("%s (pid %d) ended with status %d", message.name, message.pid, message.status)
-        restart = message.name != DRIVER and self._may_restart(message.name)
+        restart = message.name in self.encoder_names and self._may_restart(message.name)
         self._on_lost(message.name, not restart)
         if restart:
             self._tell(self._specs[message.name])
@@ -197,7 +200,26 @@ class Executor:
 
 def _environment() -> dict[str, str]:
     """Workers set their thread counts themselves; OpenMP threads that spin between products would eat a shared core."""
-    return {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"} | os.environ | {"PYTHONUNBUFFERED": "1"}
+    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    return quiet | os.environ | {"PYTHONUNBUFFERED": "1"}
+
+
+def assign_devices(config: EngineConfig, device: str) -> list[str]:
+    """The device of every rank, then of every encoder. Raises StartupError when there are not enough GPUs."""
+    num_workers = config.pp * config.tp + config.num_encoders
+    if device == "cpu":
+        return ["cpu"] * num_workers
+    import torch
+
+    count = torch.cuda.device_count()  # asks the driver library: CUDA stays uninitialised here
+    if count == 1 and config.pp * config.tp == 1:
+        return ["cuda:0"] * num_workers  # one GPU: the encoders share it with the LLM
+    if num_workers > count:
+        raise StartupError(
+            f"--pp {config.pp} x --tp {config.tp} and {config.num_encoders} encoders need {num_workers} GPUs, there "
+            f"are {count}: lower --pp, --tp or --encoders"
+        )
+    return [f"cuda:{index}" for index in range(num_workers)]
 
 
 def resolve_device(device: str) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from gllm.core.request import Request
 from gllm.sampling_params import SamplingParams
-from gllm.worker.step import TokenLogprobs
+from gllm.worker.step import StepInput, StepOutput, TokenLogprobs
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -105,15 +105,46 @@ class Status(Message):
     gauges: dict[str, float]
 
 
+# ---- driver <-> the other stages and ranks -----------------------------------------------------------------------
+
+
+class MakeCache(Message):
+    """All workers are up: this is the size of the KV pool."""
+
+    num_blocks: int
+
+
+class RunStep(Message):
+    """The next micro-batch; hidden states come from the stage before."""
+
+    step: StepInput
+
+
+class Forget(Message):
+    """These requests are gone, and no micro-batch will say so soon."""
+
+    request_ids: tuple[int, ...]
+
+
+class StepDone(Message):
+    """A micro-batch has left the first rank of a stage. start, end: seconds on its host's monotonic clock."""
+
+    batch_id: int
+    start: float
+    end: float
+    output: StepOutput | None
+
+
 # ---- driver <-> encoder ---------------------------------------------------------------------------------------------
 
 
 class Hello(Message):
-    """A worker is up. error: it cannot start, in one line."""
+    """A worker is up. error: it cannot start, in one line. kv_blocks: what a stage has room for."""
 
     name: str
     pid: int
     error: str | None = None
+    kv_blocks: int = 0
 
 
 class EncodeItem(msgspec.Struct, frozen=True, array_like=True):
@@ -151,8 +182,9 @@ class Pong(Message):
     """A sign of life."""
 
 
-ToDriver = AddRequest | ItemPixels | Abort | WorkerLost | GetStatus | Shutdown | Hello | Encoded | Pong
+ToDriver = AddRequest | ItemPixels | Abort | WorkerLost | GetStatus | Shutdown | Hello | StepDone | Encoded | Pong
 ToApi = DriverReady | Outputs | Refused | WorkerHung | Status | Hello
+ToStage = MakeCache | RunStep | Forget | Ping | Shutdown
 ToEncoder = Encode | Ping | Shutdown
 
 

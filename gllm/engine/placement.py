@@ -18,22 +18,26 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    stage: Seat
+    """stages: for every rank of every stage, in order; the first is the driver's."""
+
+    stages: tuple[Seat, ...]
     encoders: tuple[Seat, ...]
 
 
 def place(config: EngineConfig, cores: Sequence[int]) -> Placement:
-    """An even share of the cores for every encoder, what is left for the LLM stage; at least one thread each. Workers
-    are bound only when each can have its threads' cores for itself."""
-    num_workers = config.num_encoders + 1
-    encoder_threads = config.encoder_threads or max(1, len(cores) // num_workers)
-    left = len(cores) - encoder_threads * config.num_encoders
-    llm_threads = config.llm_threads or max(1, left)
-    bind = config.pin_cores and llm_threads + encoder_threads * config.num_encoders <= len(cores)
+    """An even share of the cores for every worker, those left over for the LLM's; at least one thread each. Workers are
+    bound only when each can have its threads' cores for itself."""
+    num_ranks, num_encoders = config.pp * config.tp, config.num_encoders
+    encoder_threads = config.encoder_threads or max(1, len(cores) // (num_ranks + num_encoders))
+    left = len(cores) - encoder_threads * num_encoders
+    llm_threads = config.llm_threads or max(1, left // num_ranks)
+    bind = config.pin_cores and llm_threads * num_ranks + encoder_threads * num_encoders <= len(cores)
     free = list(cores)
 
     def seat(threads: int) -> Seat:
         taken, free[:threads] = tuple(free[:threads]), []
         return Seat(taken if bind else (), threads)
 
-    return Placement(seat(llm_threads), tuple(seat(encoder_threads) for _ in range(config.num_encoders)))
+    return Placement(
+        tuple(seat(llm_threads) for _ in range(num_ranks)), tuple(seat(encoder_threads) for _ in range(num_encoders))
+    )

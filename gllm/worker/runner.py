@@ -43,7 +43,7 @@ class StageRunner:
         needed for a batch with `encode`. seed: for requests whose sampling has none."""
         self.model = model
         self.cache = cache
-        self.embeddings = embeddings or LocalEmbeddings()
+        self.embeddings = LocalEmbeddings() if embeddings is None else embeddings
         self.vision = vision
         self.pixels = pixels
         self.sampler = Sampler(eos_token_ids)
@@ -102,13 +102,17 @@ class StageRunner:
 
     @torch.inference_mode()
     def execute(
-        self, step: StepInput, *, hidden: torch.Tensor | None = None, on_fed: Callable[[], None] | None = None
+        self,
+        step: StepInput,
+        *,
+        hidden: torch.Tensor | Callable[[], torch.Tensor] | None = None,
+        on_fed: Callable[[], None] | None = None,
     ) -> StepOutput | torch.Tensor:
         """Run one micro-batch.
 
-        hidden: [num_tokens, hidden] from the stage before (overwritten); None on the first stage. on_fed: called as
-        soon as all embeddings have been gathered, before the forward pass. Returns the hidden states
-        [num_tokens, hidden], and on the last stage the sampled tokens.
+        hidden: [num_tokens, hidden] from the stage before (overwritten), or what waits for it, called once the inputs
+        are prepared; None on the first stage. on_fed: called as soon as all embeddings have been gathered, before the
+        forward pass. Returns the hidden states [num_tokens, hidden], and on the last stage the sampled tokens.
 
         An item whose pixels or embeddings are broken does not fail the batch: see `take_failures`.
         """
@@ -123,6 +127,8 @@ class StageRunner:
             hidden = self._embed(step, inputs)
         if on_fed is not None:
             on_fed()
+        if callable(hidden):
+            hidden = hidden()
         if inputs is not None and hidden is not None:
             plan = self.model.backend.plan(inputs.attention, self.model.dtype, self.model.device)
             hidden = self.model(hidden, inputs.positions, plan, self.cache.layers)
