@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,11 +65,15 @@ class Problem:
 
     def run(self, backend: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The output [num_tokens, heads, head_dim], and both caches afterwards."""
-        heads = self.qkv.shape[1] - 2 * KV_HEADS
-        key_cache, value_cache = (cache.clone() for cache in self.caches)
+        copy = replace(self, caches=(self.caches[0].clone(), self.caches[1].clone()))
         plan = backend.plan(self.inputs, self.qkv.dtype, self.qkv.device)
-        query, key, value = self.qkv.split([heads, KV_HEADS, KV_HEADS], dim=1)
-        return backend.forward(query, key, value, key_cache, value_cache, plan), key_cache, value_cache
+        return copy.bound(backend)(plan), *copy.caches
+
+    def bound(self, backend: AttentionBackend) -> Callable[[Any], torch.Tensor]:
+        """The backend's `forward` over this problem's own tensors and caches: plan -> output."""
+        heads = self.qkv.shape[1] - 2 * KV_HEADS
+        parts = self.qkv.split([heads, KV_HEADS, KV_HEADS], dim=1)
+        return lambda plan: backend.forward(*parts, *self.caches, plan)
 
     def to(self, dtype: torch.dtype, device: torch.device) -> Problem:
         old = self.inputs
