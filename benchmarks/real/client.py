@@ -65,7 +65,7 @@ async def send_all(
     is given up as an error. url: the server's, without /v1."""
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    outcomes = [Outcome(request.arrival, request.num_images) for request in requests]
+    outcomes = [Outcome(request.arrival, len(request.sizes)) for request in requests]
     # trust_env: a proxy of the environment must not stand between the client and this machine's server.
     async with httpx.AsyncClient(limits=limits, timeout=max_seconds, headers=headers, trust_env=False) as http:
         start = time.perf_counter()

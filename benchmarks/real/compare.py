@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,8 @@ def make_plan(args: argparse.Namespace, bench: Bench) -> Plan:
         max_tokens=args.max_tokens,
         slo=float(f"{plan.SLO_FACTOR * sum(alone) / len(alone):.2g}"),
         token_budget=args.token_budget,
-        checkpoint=str(args.model_path) if args.model_path else "random weights, 80 M parameters, seed 0",
+        checkpoint=args.model_path.resolve().name if args.model_path else "random weights, 80 M parameters, seed 0",
+        model_path=str(args.model_path) if args.model_path else None,
         capacity=capacity,
     )
 
@@ -244,7 +245,7 @@ def run_one(chosen: Plan, bench: Bench, name: str, rate: float, seed: int, reque
         "cores": entrant.cores,
         "workload": chosen.workload,
         "rate": rate,
-        "plan": asdict(chosen),
+        "plan": chosen.described(),
         "plan_digest": chosen.digest,
         "command": _without_paths(server.command.args),
         "env": server.command.env,
@@ -284,7 +285,7 @@ def conclude(chosen: Plan, bench: Bench) -> int:
             "kind": "measured",
             "machine": results.this_machine(),
             "commit": results.commit(),
-            "plan": asdict(chosen),
+            "plan": chosen.described(),
             "rows": table,
             "ratio_to_gllm_epd": ratios,
             "skipped": bench.skipped,

@@ -49,7 +49,8 @@ def entrants(cores: Sequence[int], systems: Sequence[str], one_core: bool) -> li
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """rates: requests a second, rising. count: requests of one run. slo: seconds to the first token."""
+    """rates: requests a second, rising. count: requests of one run. slo: seconds to the first token. model_path: None
+    for random weights; checkpoint: the same in words."""
 
     workload: str
     mix: Mix
@@ -60,12 +61,17 @@ class Plan:
     slo: float
     token_budget: int
     checkpoint: str
+    model_path: str | None
     capacity: float
 
     @property
     def digest(self) -> str:
         """Tells results of different plans apart."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(self.described(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def described(self) -> dict[str, Any]:
+        """As it stands in results: without where things lie on this machine."""
+        return {name: value for name, value in asdict(self).items() if name != "model_path"}
 
     def order(self, seed: int, rate: float, names: Sequence[str]) -> list[str]:
         """Whose turn it is first changes with every round, so that a drift of the machine meets all alike."""

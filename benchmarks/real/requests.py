@@ -58,11 +58,11 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request ready to be sent. arrival: seconds after the start."""
+    """A request ready to be sent. arrival: seconds after the start. sizes: (width, height) of its images, in pixels."""
 
     arrival: float
     body: bytes
-    num_images: int
+    sizes: tuple[tuple[int, int], ...] = ()
 
 
 def messages(shape: Shape, rng: np.random.Generator) -> list[dict[str, Any]]:
@@ -95,7 +95,8 @@ def prepare(shapes: Sequence[Shape], model: str, seed: int, *, logprobs: bool = 
         }
         if logprobs:
             body["logprobs"] = True
-        prepared.append(Prepared(shape.arrival, json.dumps(body).encode(), len(shape.images)))
+        sizes = tuple((image.width, image.height) for image in shape.images)
+        prepared.append(Prepared(shape.arrival, json.dumps(body).encode(), sizes))
     return prepared
 
 

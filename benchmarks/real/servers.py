@@ -60,7 +60,7 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """CPU time that its processes have used so far, those of children that ended included."""
-        return sum(_cpu_seconds(pid) for pid in _tree(self.process.pid))
+        return sum(process_cpu_seconds(pid) for pid in _tree(self.process.pid))
 
     def check(self) -> None:
         """Raises ServerFailed when it has ended."""
@@ -171,8 +171,8 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
-def _cpu_seconds(pid: int) -> float:
-    """utime, stime, cutime and cstime."""
+def process_cpu_seconds(pid: int) -> float:
+    """Of one process and its children that have ended: utime, stime, cutime and cstime."""
     return sum(map(int, _stat(pid)[11:15])) / TICKS
 
 

@@ -34,7 +34,7 @@ def test_every_request_is_served_and_timed_from_its_arrival(server):
 
 def test_requests_that_are_refused_are_counted_with_the_servers_words(server):
     requests = prepared(server, 2)
-    bad = Prepared(0.0, requests[0].body.replace(b'"temperature": 0.0', b'"temperature": -1.0'), 1)
+    bad = Prepared(0.0, requests[0].body.replace(b'"temperature": 0.0', b'"temperature": -1.0'))
     body = client.run(server.base_url, [bad, requests[1]], slo=60.0, max_seconds=60.0)
     assert body["failed"] == 1
     assert body["errors"][0].startswith("HTTP 400: ")
@@ -50,7 +50,7 @@ def test_what_is_not_finished_in_time_is_given_up():
         listener = await asyncio.start_server(silent, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
         try:
-            return await client.send_all(f"http://127.0.0.1:{port}", [Prepared(0.0, b"{}", 0)], max_seconds=0.3)
+            return await client.send_all(f"http://127.0.0.1:{port}", [Prepared(0.0, b"{}")], max_seconds=0.3)
         finally:
             listener.close()
 
@@ -60,7 +60,7 @@ def test_what_is_not_finished_in_time_is_given_up():
 
 
 def test_a_server_that_is_not_there_is_an_error_of_each_request():
-    body = client.run("http://127.0.0.1:9", [Prepared(0.0, b"{}", 0)], slo=1.0, max_seconds=5.0)
+    body = client.run("http://127.0.0.1:9", [Prepared(0.0, b"{}")], slo=1.0, max_seconds=5.0)
     assert body["failed"] == 1
     assert "summary" not in body
 

@@ -21,7 +21,7 @@ from tests.real.made_up import result
 SETTING = Setting(checkpoint=Path("/checkpoint"), cores=(0, 1))
 PLAN = Plan(
     workload="w", mix=Mix(), rates=(1.0, 2.0), seeds=(0, 1), count=4, max_tokens=1, slo=1.0, token_budget=64,
-    checkpoint="c", capacity=3.0,
+    checkpoint="c", model_path=None, capacity=3.0,
 )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_requests_of_a_rate_have_images_of_their_own():
     slow, fast = (compare.requests_of(small, 0, rate) for rate in small.rates)
     assert len(slow) == len(fast) == 4
     assert not {r.body for r in slow} & {r.body for r in fast}
-    assert [r.num_images for r in slow] == [r.num_images for r in fast]
+    assert [r.sizes for r in slow] == [r.sizes for r in fast]
 
 
 def test_what_is_finished_is_known_and_what_is_missing_is_named(tmp_path, capsys):
