@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from benchmarks.systems import system
 MODEL_NAME = "bench"
 START_SECONDS = 300.0
 STOP_SECONDS = 30.0
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -108,7 +110,7 @@ def start(name: str, command: Command, cores: Sequence[int], folder: Path) -> It
     with log.open("wb") as stderr, out.open("wb") as stdout:
         process = subprocess.Popen(
             command.args, cwd=ROOT, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True,
-            env=os.environ | command.env, preexec_fn=lambda: os.sched_setaffinity(0, cores),
+            env=os.environ | command.env, preexec_fn=lambda: _settle(cores),
         )  # fmt: skip
     server = Server(name, command.url or "", process, log, command)
     try:
@@ -116,6 +118,12 @@ def start(name: str, command: Command, cores: Sequence[int], folder: Path) -> It
         yield server
     finally:
         _stop(process)
+
+
+def _settle(cores: Sequence[int]) -> None:
+    """In the new process: bound to its cores, and ended with the runner, however that ends."""
+    os.sched_setaffinity(0, cores)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait(server: Server, out: Path) -> str:
