@@ -40,11 +40,11 @@ class Pipeline:
         self._in_flight = 0
 
     def start(self, num_blocks: int, now: float) -> None:
-        """Every rank makes its KV cache."""
+        """Every rank makes its KV cache; this one is done when it returns."""
         for name in self._names.values():
             self.liveness.add(name, now)
         self._send_all(MakeCache(num_blocks))
-        self.compute.submit(lambda: self._stage.make_cache(num_blocks))
+        self._stage.make_cache(num_blocks)
 
     def submit(self, step: StepInput, now: float) -> None:
         self._in_flight += 1

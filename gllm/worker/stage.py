@@ -9,14 +9,16 @@ from dataclasses import dataclass
 import torch
 
 from gllm.config import EngineConfig, ModelInfo
+from gllm.core.batch import Batch, Chunk
 from gllm.errors import StartupError
 from gllm.models.loader import resolve_dtype
+from gllm.sampling_params import SamplingParams
 from gllm.worker.comm import Neighbours, SharedEmbeddings, SharedPixels, connect
 from gllm.worker.embeddings import EmbeddingSource, PixelSource
 from gllm.worker.kv_cache import KVCache, KVShape
 from gllm.worker.layout import Layout, stage_layers
 from gllm.worker.runner import StageRunner
-from gllm.worker.step import StepInput, StepOutput
+from gllm.worker.step import RequestSpec, StepInput, StepOutput
 
 CPU_KV_BYTES = 512 << 20
 ACTIVATION_BYTES = 2 << 30  # left free on a GPU
@@ -42,7 +44,7 @@ class Done:
 
 
 class Stage:
-    """Loads its part of the model; `make_cache` before the first `run`. All calls come from one thread."""
+    """Loads its part of the model; `make_cache` before the first `run`. One call at a time."""
 
     def __init__(
         self,
@@ -82,7 +84,13 @@ class Stage:
         return num_kv_blocks(self._config, self._info, self.runner.cache.shape, self._device)
 
     def make_cache(self, num_blocks: int) -> None:
+        """The KV pool; and a first micro-batch, because the first run of every kernel is slow: no request shall pay."""
         self.runner.cache = KVCache(self.runner.cache.shape, num_blocks, self._device)
+        num_tokens = min(64, num_blocks * self._config.page_size)
+        tokens, blocks = (0,) * num_tokens, tuple(range(-(-num_tokens // self._config.page_size)))
+        spec = RequestSpec(0, num_tokens, tokens, (), SamplingParams(temperature=0.0))
+        self.run(StepInput(Batch(0, (Chunk(0, 0, num_tokens, blocks, True),)), tokens, (spec,)))
+        self.runner.forget((0,))
 
     def run(self, step: StepInput, on_fed: Callable[[], None] | None = None) -> Done:
         """One micro-batch. A stage that is not the first prepares its inputs while it waits for the hidden states."""

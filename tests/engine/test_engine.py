@@ -148,8 +148,9 @@ def test_the_event_log_shows_the_overlap_and_replays(tmp_path: Path):
     log = tmp_path / "events.jsonl"
 
     async def run() -> None:
-        async with running(rserve=True, encoder_batch_tokens=8, event_log=str(log)) as engine:
-            chat = [{"role": "user", "content": [{"type": "image", "image": picture(i, 224, 224)} for i in range(8)]}]
+        large = {"mm_processor_kwargs": {"max_pixels": 448 * 448}}  # so that an item takes longer than a message
+        async with running(rserve=True, encoder_batch_tokens=8, event_log=str(log), **large) as engine:
+            chat = [{"role": "user", "content": [{"type": "image", "image": picture(i, 448, 448)} for i in range(8)]}]
             await answer(engine, chat)
 
     asyncio.run(run())
