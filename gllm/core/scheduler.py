@@ -210,6 +210,11 @@ class Scheduler:
 
     # ---- questions ----------------------------------------------------------------------------------------------
 
+    @property
+    def has_schedulable(self) -> bool:
+        """Some token could be scheduled now, were there room in the pipeline, in the budget and in the KV pool."""
+        return bool(self._decodes) or bool(self._prefills)
+
     def is_live(self, request_id: int) -> bool:
         return request_id in self._states
 

@@ -51,10 +51,12 @@ class EncoderScheduler:
 
     # ---- the decision -------------------------------------------------------------------------------------------
 
-    def next_encode(self, encoder_id: int) -> tuple[EncodeBatch | None, tuple[int, ...]]:
+    def next_encode(
+        self, encoder_id: int, max_outstanding: int = MAX_OUTSTANDING
+    ) -> tuple[EncodeBatch | None, tuple[int, ...]]:
         """The next encode batch for this encoder, or None; and the requests that gave up embeddings for it."""
         outstanding = self._outstanding.setdefault(encoder_id, set())
-        if len(outstanding) >= MAX_OUTSTANDING:
+        if len(outstanding) >= max_outstanding:
             return None, ()
         for seq in self._tracker.encodable.walk():
             entry = self._tracker.by_seq(seq)

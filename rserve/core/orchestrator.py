@@ -17,7 +17,7 @@ from gllm.core.readiness import ColocatedEncoder
 from gllm.core.request import Request
 from gllm.core.scheduler import Sampled, Scheduler, SchedulerConfig, Stats
 from rserve.config import RServeConfig
-from rserve.core.encoder_scheduler import EncoderScheduler
+from rserve.core.encoder_scheduler import MAX_OUTSTANDING, EncoderScheduler
 from rserve.core.token_scheduler import TokenScheduler
 from rserve.core.tracker import EmbeddingTracker
 
@@ -70,11 +70,22 @@ class Orchestrator:
     # ---- decisions ----------------------------------------------------------------------------------------------
 
     def next_encode(self, encoder_id: int, now: float) -> EncodeBatch | None:
-        """Algorithm 1: the next items for this encoder, at most two batches ahead."""
-        batch, surrendered = self._encodes.next_encode(encoder_id)
+        """Algorithm 1: the next items for this encoder, at most two batches at a time.
+
+        Elastic encode: stage 0 asks as encoder number `num_encoders` when `next_batch` gave it nothing. It gets one
+        batch, and only while nothing is schedulable, so no decode waits longer than that batch. Meanwhile encoders get
+        one batch at a time as well: what they cannot start yet is for stage 0.
+        """
+        batch, surrendered = self._encodes.next_encode(encoder_id, self._max_outstanding(encoder_id))
         for request_id in surrendered:
             self.scheduler.refresh(request_id)
         return batch
+
+    def _max_outstanding(self, encoder_id: int) -> int:
+        stage_is_idle = self.config.elastic_encode and not self.scheduler.has_schedulable
+        if encoder_id < self.config.num_encoders:
+            return 1 if stage_is_idle else MAX_OUTSTANDING
+        return 1 if stage_is_idle else 0
 
     def next_batch(self, now: float) -> Batch | None:
         """Algorithm 2: the next micro-batch."""
