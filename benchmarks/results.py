@@ -29,6 +29,7 @@ DECIDING = (
     "benchmarks/sim",
     "benchmarks/workloads.py",
     "benchmarks/metrics.py",
+    "benchmarks/figures/points.py",
 )
 
 

@@ -28,7 +28,6 @@ def claims(workload: str, found: Curves) -> list[Row]:
     paper_tp, paper_epd, paper_top = PAPER[workload]
     tp, epd, same = top[TP4] / top[PP4] - 1, top[EPD] / top[GLLM] - 1, top[GLLM] / top[PP4] - 1
     headline = top[RSERVE] / top[TP4] - 1
-    fitted = "fitted: the LLM efficiency is chosen so that RServe saturates at this number at 1K; open loop with 300 "
     return [
         Row(figure=NUMBER, claim=f"{workload}: plateau of vLLM-TP4 against vLLM-PP4", paper=percent(paper_tp),
             ours=percent(tp), holds=near(tp, paper_tp), devices=devices(TP4, PP4),
@@ -42,7 +41,7 @@ def claims(workload: str, found: Curves) -> list[Row]:
             "(figure 2) takes more than that of stage 0's time, which is the bottleneck of co-located PP"),
         Row(figure=NUMBER, claim=f"{workload}: plateau of RServe, tokens/s", paper=f"{paper_top:.0f}",
             ours=f"{top[RSERVE]:.0f}", holds=abs(top[RSERVE] / paper_top - 1) < 0.1, devices=devices(RSERVE),
-            note=(fitted + "requests it stays a little below") if workload == "1K" else
+            note="fitted: the LLM efficiency is chosen so that RServe saturates at this number" if workload == "1K" else
             "predicted from the 1K fit; more attention for each token makes 2K slower, not faster as in the paper"),
         Row(figure="13, headline", claim=f"{workload}: largest throughput gain of RServe, against vLLM-TP4",
             paper="up to +109 %", ours=percent(headline), holds=headline >= 1.09 * 0.75, devices=devices(RSERVE, TP4),

@@ -1,5 +1,5 @@
 """Figure 20: the LLM on one GPU with one encoder GPU. Measured runs of the same shape (one encoder process, one LLM
-process) stand in a panel of their own."""
+process on this machine's cores) stand in a panel of their own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def points() -> list[Point]:
 
 def draw(folder: Path) -> list[Row]:
     found = Curves(folder, points(), ttft)
-    real = measured.runs(folder, NUMBER)
+    real = measured.runs(folder, measured.NUMBER)
     picture = Figure(figsize=(6 * (1 + bool(real)), 3.8))
     found.draw(picture.add_subplot(1, 1 + bool(real), 1), "1K, 7B, H100, simulated", "mean TTFT, s", log=True)
     picture.axes[0].legend(fontsize=7)

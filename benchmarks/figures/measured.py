@@ -32,10 +32,9 @@ def points() -> list[Point]:
 
 
 def runs(folder: Path, figure: str) -> list[Result]:
-    """Measured results of a figure, of known systems."""
-    return [
-        r for r in results.measured(folder) if r.config.get("figure") == figure and r.config.get("system") in SYSTEMS
-    ]
+    """Measured results of a figure, of known systems; runs in which nothing finished have no summary."""
+    found = (r for r in results.measured(folder) if r.config.get("figure") == figure and "summary" in r.body)
+    return [result for result in found if result.config.get("system") in SYSTEMS]
 
 
 def curves(found: Sequence[Result], metric: str) -> dict[str, Cell]:

@@ -24,7 +24,7 @@ from benchmarks.sim.fitted import describe
 FIGURES = {
     "2": "fig02", "5": "fig05", "7": "fig07", "10": "fig10", "12": "fig12", "13": "fig13", "14": "fig14", "16": "fig16",
     "17": "fig17", "18": "fig18", "19": "fig18", "20": "fig20", "a100": "a100", "table1": "table1", "budget": "budget",
-    "separation": "separation", "measured": "measured",
+    "separation": "separation", "measured": "measured", "fidelity": "fidelity",
 }  # fmt: skip
 MEASURED = "benchmarks.real.run"
 

@@ -186,6 +186,7 @@ class Cluster:
         return [StageDone(now + encode + seconds, stage, batch)]
 
     def _encode_in_stage(self, stage: Stage, now: float) -> list[Event]:
+        """Elastic encode: stage 0 asks as one encoder more; whether it gets anything is the core's decision."""
         batch: EncodeBatch | None = self.core.next_encode(len(self.encoders), now)
         if batch is None:
             return []

@@ -36,7 +36,7 @@ class Deployment:
     """pp stages of tp devices each, and `encoders` devices that only encode. The defaults are the engine's.
 
     token_budget: B, the same for all schemes. encoder_batch_tokens: C of Algorithm 1 where the scheme overlaps; the
-    others encode a request as one batch. max_in_flight: micro-batches in the pipeline, pp when None.
+    others encode a request as one batch. chunked_pipeline: False is vanilla pipeline parallelism.
     """
 
     scheme: str
@@ -48,7 +48,7 @@ class Deployment:
     min_chunk_tokens: int = 1
     embedding_capacity: int = 65536
     max_num_seqs: int = 128
-    max_in_flight: int | None = None
+    chunked_pipeline: bool = True
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
@@ -84,7 +84,8 @@ class Deployment:
             num_blocks=cost.num_kv_tokens(self.pp, self.tp) // block_size,
             block_size=block_size,
             max_num_seqs=self.max_num_seqs,
-            max_in_flight=self.max_in_flight or self.pp,
+            max_in_flight=self.pp,
+            chunked_pipeline=self.chunked_pipeline,
         )
 
     def rserve_config(self) -> RServeConfig:
@@ -96,6 +97,7 @@ class Deployment:
             inter_request_batching=self.scheme != "rserve-intra",
             embedding_capacity=self.embedding_capacity,
             min_chunk_tokens=self.min_chunk_tokens,
+            elastic_encode=self.is_elastic,
         )
 
 

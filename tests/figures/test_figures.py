@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results
-from benchmarks.figures import budget, fig02, fig05, fig10, fig14, measured, table1, timeline
+from benchmarks.figures import budget, fidelity, fig02, fig05, fig10, fig14, measured, table1, timeline
 from benchmarks.figures.frame import Row, near, table
 from benchmarks.figures.points import MissingResult, Point, load, need, run_all, run_and_write
 from benchmarks.figures.run import FIGURES, figure, main
@@ -161,3 +161,16 @@ def test_the_sensitivity_covers_the_unknowns():
     assert {s.budget for s in budget.SETTINGS} == {512, 1024, 2048, 4096}
     assert {s.workload for s in budget.SETTINGS} == {"1K", "1K-interleaved"}
     assert any(s.preprocess_s for s in budget.SETTINGS)
+
+
+def test_fidelity_reads_predictions(tmp_path):
+    assert fidelity.draw(tmp_path)[0].holds is None
+    predictions = [
+        {"system": name, "rate": 1.0, "predicted": predicted, "measured": 1.0, "error": predicted - 1.0}
+        for name, predicted in (("gllm", 1.1), ("rserve", 0.7))
+    ]
+    found = {"machine": "a test", "goal": 0.15, "predictions": predictions}
+    (tmp_path / "real-fidelity.json").write_text(json.dumps(found))
+    (row,) = fidelity.draw(tmp_path)
+    assert (row.ours, row.holds, row.kind) == ("1 of 2, largest error -30 %", False, "simulated against measured")
+    assert (tmp_path / "fidelity.png").exists()
