@@ -24,6 +24,7 @@ class System:
 SYSTEMS = {
     "vllm": System("vLLM", "#7f7f7f", "x"),
     "gllm": System("gLLM", "#1f77b4", "o"),
+    "gllm-1core": System("gLLM on one core", "#17becf", "P"),  # measured runs: the paper gives EPD one device more
     "gllm-epd": System("gLLM-epd", "#ff7f0e", "s", ("--encoders", "1")),
     "rserve-intra": System("RServe-intra", "#9467bd", "v", ("--rserve", "--no-inter-request-batching")),
     "rserve": System("RServe", "#d62728", "D", ("--rserve",)),

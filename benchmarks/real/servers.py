@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import http.client
 import os
 import signal
 import socket
@@ -13,14 +14,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import httpx
+from urllib.parse import urlsplit
 
 from benchmarks.results import ROOT
 from benchmarks.systems import system
 
 MODEL_NAME = "bench"
-START_SECONDS = 300.0
+START_SECONDS = 600.0  # vLLM compiles its kernels first
 STOP_SECONDS = 30.0
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -134,7 +134,7 @@ def _wait(server: Server, out: Path) -> str:
         url = server.url or _printed_url(out)
         if url and _answers(url):
             return url
-        time.sleep(0.2)
+        time.sleep(0.1)
     raise ServerFailed(f"{server.system} was not ready after {START_SECONDS:g} s: {_tail(server.log)}")
 
 
@@ -144,10 +144,15 @@ def _printed_url(out: Path) -> str:
 
 
 def _answers(url: str) -> bool:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5.0)
     try:
-        return httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == 200
-    except httpx.HTTPError:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
         return False
+    finally:
+        connection.close()
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -193,4 +198,6 @@ def _stat(pid: int) -> list[str]:
 
 
 def _tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-2000:]
+    """The end of what it said, on stderr and then (vLLM's log) on stdout."""
+    said = [path.read_text(errors="replace")[-1500:] for path in (log, log.with_suffix(".stdout")) if path.exists()]
+    return "\n".join(said)
