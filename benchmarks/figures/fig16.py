@@ -51,6 +51,8 @@ def draw(folder: Path) -> list[Row]:
         axes = picture.add_subplot(2, 2, index + 1)
         axes.plot(values["C"], values["ttft_s"], "D-", color="#d62728", label="mean TTFT")
         axes.set(xlabel="C, item tokens in a batch", ylabel="mean TTFT, s", xscale="log")
+        axes.set_xticks(values["C"], [f"{c:.0f}" for c in values["C"]], fontsize=7)
+        axes.minorticks_off()
         other = axes.twinx()
         other.plot(values["C"], values["tokens_per_s"], "o--", color="#1f77b4")
         other.set_ylabel("input tokens/s (dashed)")
@@ -67,10 +69,13 @@ def claims(model: str, layout: str, tokens: int, values: dict[str, list[float]])
     common: dict[str, Any] = {"figure": NUMBER, "devices": str(deployment(layout, 1).num_devices)}
     if tokens == 32:
         best = min(range(len(ttft)), key=ttft.__getitem__)
+        falls, rises = ttft[best] / ttft[0] - 1, ttft[-1] / ttft[best] - 1
         return [
             Row(claim=f"{size}, items of 32 tokens: TTFT falls, then rises with C", paper="inner best C",
-                ours=f"best C = {values['C'][best]:.0f}, {percent(ttft[best] / ttft[0] - 1)} of the smallest, "
-                f"{percent(ttft[best] / ttft[-1] - 1)} of the largest", holds=0 < best < len(ttft) - 1, **common)
+                ours=f"{percent(falls)} to C = {values['C'][best]:.0f}, then {percent(rises)}",
+                holds=falls < -0.005 and rises > 0.005,
+                note="the prefill of the 2K of text before the items takes longer than encoding all of them at once, "
+                "so large batches cost nothing here", **common)
         ]  # fmt: skip
     rise, fall = ttft[-1] / ttft[0], rate[-1] / rate[0] - 1
     reason = (

@@ -129,7 +129,7 @@ def elastic_claim(found: dict[tuple[str, str, float], dict[str, Any]]) -> Row:
     return Row(
         figure=NUMBER, claim="rserve-elastic against rserve, the same devices", paper="- (ours)",
         ours=f"{percent(changes[best])} to {percent(changes[worst])}", holds=max(changes.values()) <= 0.02,
-        devices="2 / 2 / 4 / 5", note=f"best {_name(best)}, worst {_name(worst)}; it pays where encoding is the bottleneck",
+        devices="2 / 2 / 4 / 5", note=f"best {_name(best)}, worst {_name(worst)}; pays where the encoder is slower",
     )  # fmt: skip
 
 
