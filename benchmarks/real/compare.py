@@ -19,46 +19,22 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks import results, workloads
-from benchmarks.real import client, plan, summary
-from benchmarks.real.checkpoint import write_checkpoint
-from benchmarks.real.plan import Entrant, Plan
-from benchmarks.real.requests import Mix, Prepared, prepare
-from benchmarks.real.servers import MODEL_NAME, Server, ServerFailed, Setting, our_command, start, vllm_command
+from benchmarks.real import plan, summary
+from benchmarks.real.bench import Bench, make_setting, mix_of, open_bench, say
+from benchmarks.real.plan import Plan
+from benchmarks.real.requests import Prepared, prepare
+from benchmarks.real.servers import MODEL_NAME, ServerFailed
 from benchmarks.results import Result
-from gllm.config import usable_cores
 
-WARM_UP_SEED, CALIBRATION_SEED = 1_000_001, 1_000_002
+CALIBRATION_SEED = 1_000_002
 CALIBRATION_REQUESTS = 10
-MINUTES = {"quick": 9.0, "full": 60.0}  # of the runs proper; starting, warming up and calibrating come on top
-MAX_RUN_SECONDS = 300.0
-CPU_MIX = Mix()
-GPU_MIX = Mix(images=(1, 8), side=(448, 1792), text=(200, 3000))
+MINUTES = {"quick": 7.0, "full": 60.0}  # of the runs proper; starting, warming up and calibrating come on top
+OVERTIME = 1.25  # of the minutes, after which no run is begun
 FIGURE = "measured"  # where these runs are drawn
-
-
-@dataclass(slots=True)
-class Bench:
-    """Servers that answer, and what all of them are asked. skipped: entrants that did not start, and why."""
-
-    setting: Setting
-    servers: dict[str, Server]
-    entrants: dict[str, Entrant]
-    skipped: dict[str, str]
-    out: Path
-
-    def load(self, name: str, requests: Sequence[Prepared], slo: float) -> dict[str, Any]:
-        """One run; with the CPU seconds that the servers not asked have used meanwhile. Raises ServerFailed."""
-        others = [server for other, server in self.servers.items() if other != name]
-        before = sum(server.cpu_seconds() for server in others)
-        body = client.run(self.servers[name].url, requests, slo=slo, max_seconds=MAX_RUN_SECONDS)
-        self.servers[name].check()
-        return body | {"bystanders_cpu_s": round(sum(server.cpu_seconds() for server in others) - before, 3)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen.save(args.results)
         say(f"{time.monotonic() - begin:.0f} s to here; {describe(chosen, bench)}")
         try:
-            run_all(chosen, bench, deadline=time.monotonic() + 60 * 1.4 * minutes(args))
+            run_all(chosen, bench, deadline=time.monotonic() + 60 * OVERTIME * minutes(args))
         except KeyboardInterrupt:
             say("interrupted: what is finished stays; --resume does the rest")
         return conclude(chosen, bench)
@@ -112,62 +88,7 @@ def minutes(args: argparse.Namespace) -> float:
     return float(args.minutes or MINUTES[args.form])
 
 
-# ---- setting up ---------------------------------------------------------------------------------------------------
-
-
-def make_setting(args: argparse.Namespace, scratch: Path) -> Setting:
-    """Random weights run on two cores, so that results of larger machines compare; a real checkpoint on all."""
-    cores = tuple(args.cores or (usable_cores() if args.model_path else usable_cores()[:2]))
-    checkpoint = args.model_path or scratch / "checkpoint"
-    if args.model_path is None:
-        write_checkpoint(checkpoint)
-        allow_pixels(checkpoint, mix_of(args).side[1])
-    return Setting(
-        checkpoint=checkpoint.resolve(), cores=cores, token_budget=args.token_budget, max_images=mix_of(args).images[1]
-    )
-
-
-def allow_pixels(checkpoint: Path, side: int) -> None:
-    """Let a written checkpoint take images of side x side pixels without shrinking them; all systems read this file."""
-    path = checkpoint / "preprocessor_config.json"
-    settings = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(settings | {"max_pixels": (side + 28) ** 2}) + "\n")
-
-
-def mix_of(args: argparse.Namespace) -> Mix:
-    mix = GPU_MIX if args.model_path else CPU_MIX
-    given = {"images": args.images, "side": args.sides, "text": args.text}
-    return replace(mix, **{name: tuple(value) for name, value in given.items() if value})
-
-
-@contextlib.contextmanager
-def open_bench(args: argparse.Namespace, setting: Setting, scratch: Path) -> Iterator[Bench]:
-    """All servers, warmed up. What does not start is named, and the others go on."""
-    wanted = plan.entrants(setting.cores, args.systems, one_core=not args.no_one_core and args.model_path is None)
-    skipped = {} if args.vllm_python else {"vllm": "no Python with vLLM was named (--vllm-python)"}
-    if args.vllm_python:
-        wanted.append(Entrant("vllm", setting.cores, "vllm"))
-    bench = Bench(setting, {}, {}, skipped, args.results)
-    warm_up = prepare(mix_of(args).shapes([0.0] * 4, WARM_UP_SEED, args.max_tokens), MODEL_NAME, WARM_UP_SEED)
-    with contextlib.ExitStack() as stack:
-        for entrant in wanted:
-            say(f"starting {entrant.name}")
-            command = (
-                vllm_command(args.vllm_python, setting)
-                if entrant.system == "vllm"
-                else our_command(entrant.system, setting)
-            )
-            try:
-                server = stack.enter_context(start(entrant.name, command, entrant.cores, scratch))
-                answer = client.run(server.url, warm_up, slo=1.0, max_seconds=MAX_RUN_SECONDS)
-                if answer["failed"]:
-                    raise ServerFailed(f"warm-up: {answer['errors']}")
-            except (ServerFailed, OSError) as error:
-                bench.skipped[entrant.name] = str(error)
-                say(f"{entrant.name} is skipped: {error}")
-                continue
-            bench.servers[entrant.name], bench.entrants[entrant.name] = server, entrant
-        yield bench
+# ---- the plan -----------------------------------------------------------------------------------------------------
 
 
 def make_plan(args: argparse.Namespace, bench: Bench) -> Plan:
@@ -308,10 +229,6 @@ def of_plan(chosen: Plan, out: Path) -> list[Result]:
 def _without_paths(args: Sequence[str]) -> list[str]:
     """What was started, without where things lie on this machine."""
     return [os.path.basename(arg) if arg.startswith("/") else arg for arg in args]
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
+from benchmarks.real.bench import allow_pixels
 from benchmarks.real.checkpoint import write_checkpoint
-from benchmarks.real.compare import allow_pixels, of_plan, requests_of
+from benchmarks.real.compare import of_plan, requests_of
 from benchmarks.real.cost import MeasuredCost, SeatCost
 from benchmarks.real.overheads import line_through
 from benchmarks.real.plan import OURS, Plan
@@ -135,14 +136,22 @@ class Layout:
     def __init__(self, checkpoint: Path) -> None:
         self._processor = Processor(checkpoint, model_info(checkpoint), EngineConfig(model_path=str(checkpoint)))
         self.model = model_spec(checkpoint)
+        self._requests: dict[tuple[int, float], tuple[list[Prepared], list[Request]]] = {}
 
-    def job(self, number: int, request: Prepared, delay: float) -> Job:
-        """The request in the simulator's terms; `delay` seconds from the client to the core."""
-        body = json.loads(request.body)
+    def request(self, number: int, prepared: Prepared) -> Request:
+        """A body in the core's terms."""
+        body = json.loads(prepared.body)
         prompt = self._processor.chat(body["messages"])
-        grids = [self._processor.images.grid(*size) for size in request.sizes]
+        grids = [self._processor.images.grid(*size) for size in prepared.sizes]
         token_ids, items = self._processor.layout(prompt, grids)
-        return Job(request.arrival + delay, Request(number, token_ids, items, body["max_tokens"]))
+        return Request(number, token_ids, items, body["max_tokens"])
+
+    def requests(self, chosen: Plan, seed: int, rate: float) -> tuple[list[Prepared], list[Request]]:
+        """Those of a measured run; remembered, since every system got the same."""
+        if (seed, rate) not in self._requests:
+            prepared = requests_of(chosen, seed, rate)
+            self._requests[seed, rate] = prepared, [self.request(*numbered) for numbered in enumerate(prepared)]
+        return self._requests[seed, rate]
 
 
 def model_spec(checkpoint: Path) -> ModelSpec:
@@ -162,10 +171,10 @@ def model_spec(checkpoint: Path) -> ModelSpec:
 
 def predict(machine: Machine, layout: Layout, chosen: Plan, system: str, rate: float, seed: int) -> list[float]:
     """TTFTs in seconds of one measured run, in its requests' order."""
-    requests = requests_of(chosen, seed, rate)
+    requests, laid_out = layout.requests(chosen, seed, rate)
     jobs = [
-        layout.job(n, request, machine.request_s + machine.body_byte_s * len(request.body))
-        for n, request in enumerate(requests)
+        Job(request.arrival + machine.request_s + machine.body_byte_s * len(request.body), job)
+        for request, job in zip(requests, laid_out, strict=True)
     ]
     scheme, cores = ("gllm", 1) if system == "gllm-1core" else (system, machine.costs["config"]["cores"])
     deployment = Deployment(

@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks import results
 from benchmarks.real import overheads, seat
+from benchmarks.real.bench import CPU_MIX, allow_pixels
 from benchmarks.real.checkpoint import Size, write_checkpoint
-from benchmarks.real.compare import CPU_MIX, allow_pixels
 from benchmarks.real.seat import Grid, Seat
 from benchmarks.real.servers import Setting
 from gllm.config import usable_cores

@@ -29,8 +29,8 @@ class Mix:
     """Random requests: ranges, both ends included. images: a request; side: pixels of an image; text: words."""
 
     images: tuple[int, int] = (1, 8)
-    side: tuple[int, int] = (112, 448)
-    text: tuple[int, int] = (50, 400)
+    side: tuple[int, int] = (84, 336)
+    text: tuple[int, int] = (30, 250)
 
     def __post_init__(self) -> None:
         for name, least in (("images", 0), ("side", 28), ("text", 1)):

@@ -11,11 +11,13 @@ import pytest
 
 from benchmarks import results
 from benchmarks.real import compare, plan, summary
+from benchmarks.real.bench import Bench, allow_pixels
 from benchmarks.real.plan import Plan
 from benchmarks.real.requests import Mix
 from benchmarks.real.servers import Command, ServerFailed, Setting, our_command, start, vllm_command
 from benchmarks.sim.catalog import UnknownName
 from gllm.entrypoints.cli import parse_server_args
+from gllm.media.processor import ImageProcessor
 from tests.real.made_up import result
 
 SETTING = Setting(checkpoint=Path("/checkpoint"), cores=(0, 1))
@@ -101,7 +103,7 @@ def test_what_is_finished_is_known_and_what_is_missing_is_named(tmp_path, capsys
     assert compare.is_finished(PLAN, tmp_path, "gllm", 1.0, 0)
     assert not compare.is_finished(PLAN, tmp_path, "gllm", 1.0, 1)
     (entrant,) = plan.entrants((0, 1), ["gllm"], one_core=False)
-    bench = compare.Bench(SETTING, {}, {"gllm": entrant}, {"vllm": "not named"}, tmp_path)
+    bench = Bench(SETTING, {}, {"gllm": entrant}, {"vllm": "not named"}, tmp_path)
     assert compare.conclude(PLAN, bench) == 0
     written = json.loads((tmp_path / "real-summary.json").read_text())
     assert written["skipped"] == {"vllm": "not named"}
@@ -118,3 +120,10 @@ def test_rows_have_mean_and_spread_over_seeds_and_ratios():
     assert by_name["rserve"]["spread"]["ttft_mean"] == pytest.approx(2**0.5)
     assert summary.ratios(table, "ttft_mean", "gllm-epd")["rserve"] == {1.0: 0.5}
     assert "2.000 ±1.414" in summary.text(table)
+
+
+def test_a_written_checkpoint_takes_the_largest_image_as_it_is(tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text('{"max_pixels": 1, "patch_size": 14}')
+    allow_pixels(tmp_path, 100)
+    processor = ImageProcessor(tmp_path)
+    assert processor.grid(100, 100) == (1, 8, 8)

@@ -55,7 +55,7 @@ def test_layouts_are_the_servers(server):
     requests = prepare(MIX.shapes([0.0] * 3, 7, 1), server.model, 7)
     layout = Layout(DEMO_CHECKPOINT)
     body = client.run(server.base_url, requests, slo=60.0, max_seconds=60.0)
-    ours = [len(layout.job(n, request, 0.0).request.token_ids) for n, request in enumerate(requests)]
+    ours = [len(layout.request(n, request).token_ids) for n, request in enumerate(requests)]
     assert ours == [outcome["prompt_tokens"] for outcome in body["outcomes"]]
 
 
