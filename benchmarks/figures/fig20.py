@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.figures import measured
 from benchmarks.figures.curves import Curves, grid, rates, ttft
-from benchmarks.figures.frame import Row, main, percent, save
+from benchmarks.figures.frame import Row, main, near, percent, save
 from benchmarks.figures.points import Point
 from benchmarks.systems import deploy
 
@@ -45,13 +45,14 @@ def claims(found: Curves) -> list[Row]:
     co = found.change(RSERVE, GLLM)
     return [
         Row(figure=NUMBER, claim="LLM on one GPU: largest TTFT reduction by RServe (against gLLM-epd)",
-            paper="up to 26 %", ours=percent(min(against)), holds=min(against) <= -0.195, devices="2 / 2",
+            paper="up to 26 %", ours=percent(min(against)), holds=near(min(against), -0.26), devices="2 / 2",
             note=f"against gLLM on one GPU, mean {percent(co)}; against gLLM PP2 (equal devices) "
             f"{percent(found.change(RSERVE, EQUAL))}"),
         Row(figure=NUMBER, claim="the advantage is larger at low rates (lowest, highest)", paper="larger",
             ours=f"{percent(against[0])}, {percent(against[-1])}", holds=against[0] < against[-1], devices="2 / 2"),
         Row(figure=NUMBER, claim="RServe-elastic against RServe, mean TTFT", paper="- (ours)",
-            ours=percent(found.change(ELASTIC, RSERVE)), holds=found.change(ELASTIC, RSERVE) <= 0.005, devices="2"),
+            ours=percent(found.change(ELASTIC, RSERVE)), holds=found.change(ELASTIC, RSERVE) <= 0.005, devices="2",
+            note="two 1K images cost less than their prefill: an encode on the LLM's only device delays prefill"),
     ]  # fmt: skip
 
 

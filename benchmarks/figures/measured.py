@@ -71,7 +71,7 @@ def rows(found: Sequence[Result], figure: str) -> list[Row]:
     for workload in sorted({result.config["workload"] for result in found}):
         here = [result for result in found if result.config["workload"] == workload]
         by_system = curves(here, "ttft_mean")
-        for base in ("gllm-epd", "gllm", "vllm"):
+        for base in ("gllm-epd", "gllm", "gllm-1core", "vllm"):
             common = sorted(by_system.get("rserve", {}).keys() & by_system.get(base, {}).keys())
             if not common:
                 continue
