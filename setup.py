@@ -21,5 +21,6 @@ setup(
         "test": ["pytest>=8", "hypothesis>=6.100", "psutil>=5.9", "triton"],
         "bench": ["matplotlib>=3.8"],
         "cuda": ["triton", "flash-attn"],
+        "ray": ["ray>=2.40"],
     },
 )

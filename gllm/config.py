@@ -57,6 +57,16 @@ class EngineConfig:
     pp: int = option(1, "pipeline stages", "pipeline_parallel_size")
     tp: int = option(1, "tensor-parallel ranks of every stage", "tensor_parallel_size")
     assigned_layers: str | None = option(None, "layers of each stage, as 7,7,8,6; default: an even split")
+    distributed_executor_backend: str = option(
+        "mp",
+        "mp: workers on this host; ray: on the cluster of RAY_ADDRESS, or one that runs here, else a new local one",
+        choices=("mp", "ray"),
+    )
+    ray_placement: str = option(
+        "pack",
+        "ray: pack fills one machine after the other, spread uses as many as there are",
+        choices=("pack", "spread"),
+    )
     max_queued_requests: int = option(4096, "requests inside the server; further ones get 503")
 
     # RServe
@@ -71,7 +81,11 @@ class EngineConfig:
     min_chunk_tokens: int | None = option(
         None, "smallest prefill chunk while more of the prompt is still to come; waived when nothing else could run"
     )
-    event_log: str | None = option(None, "write every scheduler event to this file, a JSON line each", metavar="FILE")
+    event_log: str | None = option(
+        None,
+        "write every scheduler event to this file, a JSON line each; with ray on the machine of stage 0",
+        metavar="FILE",
+    )
 
     # Media
     limit_mm_per_prompt: dict[str, int] = option({"image": 256}, 'most items a request, as JSON: {"image": 16}')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,12 @@ from gllm.core.scheduler import Scheduler, SchedulerConfig
 from gllm.engine.liveness import Liveness
 from gllm.engine.messages import Codec, Encode, Encoded, EncodeItem, Hello, Message, Ping, ToEncoder
 from gllm.errors import StartupError
-from gllm.worker.pixels import PixelFiles
+from gllm.worker.pixels import Pixels
 from rserve.config import RServeConfig
 from rserve.core.orchestrator import Orchestrator, build, describe
 from rserve.embeddings import ReceivedEmbeddings
 from rserve.transport.base import Place, Receiver
 
-ENCODER = "rserve.encoder:main"
-ARENA = "embeddings"  # the file of the run directory that holds them
 BATCH_TOKENS = {"cuda": 1024, "cpu": 256}  # C: the paper's on a GPU; a core is busy with less
 
 
@@ -64,8 +62,8 @@ class _Encoder:
 class EncoderFleet:
     """The driver's `Encoders`: gives out encode batches, binds what comes back, and watches for signs of life.
 
-    Embeddings of a batch are allocated when it is given out. An encoder counts as lost only once its process has ended,
-    so memory that is freed then is written by nobody.
+    Embeddings of a batch are allocated when it is given out. An encoder counts as lost only once its process has ended
+    or can reach this one no more, so memory that is freed then is written by nobody.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class EncoderFleet:
         names: list[str],
         receiver: Receiver,
         embeddings: ReceivedEmbeddings,
-        pixels: PixelFiles,
+        pixels: Pixels,
         socket: zmq.Socket[bytes],
         heartbeat_timeout: float,
         log: Callable[[Record], None] | None = None,
@@ -124,16 +122,18 @@ class EncoderFleet:
     def _give(self, encoder: _Encoder, batch: EncodeBatch, now: float) -> None:
         request = self._core.request(batch.items[0].request_id)
         places = tuple(self._receiver.allocate(ref.num_tokens) for ref in batch.items)
-        items = []
+        items: list[EncodeItem] = []
+        frames: list[Any] = []
         for ref, place in zip(batch.items, places, strict=True):
+            frames += self._pixels.frames(ref.request_id, ref.index)
             source = self._pixels.file(ref.request_id, ref.index)
             grid = request.items[ref.index].grid
             items.append(EncodeItem(source.file, source.height, source.width, grid, place))
         encoder.batches[batch.batch_id] = (batch, places)
         self._liveness.work(encoder.name, True, now)
-        self._send(encoder, Encode(batch.batch_id, tuple(items)))
+        self._send(encoder, Encode(batch.batch_id, tuple(items)), frames)
 
-    def on_encoded(self, message: Encoded, now: float) -> dict[int, str]:
+    def on_encoded(self, message: Encoded, frames: Sequence[Any], now: float) -> dict[int, str]:
         encoder = next((e for e in self._up.values() if message.batch_id in e.batches), None)
         if encoder is None:
             return {}  # an encoder that was given up
@@ -141,8 +141,10 @@ class EncoderFleet:
         self._liveness.heard(encoder.name, now)
         self._liveness.work(encoder.name, bool(encoder.batches), now)
         wanted = set(self._core.on_encoded(message.batch_id, now))
-        for ref, place in zip(batch.items, places, strict=True):
+        for position, (ref, place) in enumerate(zip(batch.items, places, strict=True)):
             if ref in wanted:
+                if position not in message.errors:
+                    self._receiver.deliver(place, frames[position] if frames else None)
                 self._embeddings.bind(ref.request_id, ref.index, place)
             else:
                 self._receiver.free(place)
@@ -174,18 +176,25 @@ class EncoderFleet:
             "embedding_items_bound": float(len(self._embeddings)),
         }
 
-    def _send(self, encoder: _Encoder, message: Message) -> None:
-        self._socket.send_multipart([encoder.identity, self._codec.encode(message)])
+    def _send(self, encoder: _Encoder, message: Message, frames: Sequence[Any] = ()) -> None:
+        self._socket.send_multipart([encoder.identity, self._codec.encode(message), *frames], copy=not frames)
 
 
-def make_embeddings(path: Path, capacity: int, hidden: int, dtype: Any) -> tuple[Receiver, ReceivedEmbeddings]:
-    """The stage's source of embeddings: an arena of `capacity` rows of `hidden` elements. Raises StartupError when
-    there is no memory for it."""
-    from rserve.transport.shm import ShmReceiver
+def make_embeddings(
+    run_dir: Path | None, capacity: int, hidden: int, dtype: Any
+) -> tuple[Receiver, ReceivedEmbeddings]:
+    """The stage's source of embeddings: an arena of `capacity` rows of `hidden` elements, in the run directory where
+    there is one (shared memory), else its own. Raises StartupError when there is no memory for it."""
+    from rserve.transport.shm import ARENA, ShmReceiver
+    from rserve.transport.wire import WireReceiver
 
+    receiver: Receiver
     try:
-        receiver = ShmReceiver(path, capacity, hidden, dtype)
-    except OSError as error:
+        if run_dir is not None:
+            receiver = ShmReceiver(run_dir / ARENA, capacity, hidden, dtype)
+        else:
+            receiver = WireReceiver(capacity, hidden, dtype)
+    except (OSError, MemoryError) as error:
         size = capacity * hidden * dtype.itemsize
         raise StartupError(f"no {size:,} bytes for embeddings ({error}): lower --embedding-capacity") from None
     return receiver, ReceivedEmbeddings(receiver)

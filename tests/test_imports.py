@@ -100,7 +100,7 @@ def test_light_imports_stay_light(module):
 
 def test_gllm_names_rserve_only_to_load_it_lazily():
     named = {module_name(p) for p in sources("gllm") if "rserve." in p.read_text()}
-    assert named <= {"gllm.engine.driver_process", "gllm.engine.executor"}
+    assert named <= {"gllm.engine.driver_process", "gllm.engine.specs"}
 
 
 def test_package_files_import_nothing():

@@ -7,16 +7,16 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 import zmq
 import zmq.asyncio
 
 from gllm.config import EngineConfig
 from gllm.core.request import Item, Request
+from gllm.engine.control import connect
 from gllm.engine.detokenizer import Detokenizer
-from gllm.engine.executor import DRIVER, Executor, Layout, make_layout, resolve_device
+from gllm.engine.executor import DRIVER, Executor, make_executor
 from gllm.engine.messages import (
     Abort,
     AddRequest,
@@ -24,7 +24,6 @@ from gllm.engine.messages import (
     DriverReady,
     GetStatus,
     Hello,
-    ItemPixels,
     Message,
     Outputs,
     Refused,
@@ -38,14 +37,15 @@ from gllm.engine.processor import Processor, Prompt, check_items, check_length
 from gllm.engine.stream import Stream
 from gllm.errors import BadRequest, Overloaded, RequestError, StartupError
 from gllm.media.loader import LoadingItem, MediaLoader
-from gllm.models.config import read_json
-from gllm.models.registry import dtype_name, model_info
+from gllm.models.registry import model_info
 from gllm.sampling_params import SamplingParams
 from gllm.worker.layout import stage_layers
 
+if TYPE_CHECKING:
+    import numpy as np
+
 logger = logging.getLogger(__name__)
 
-ITEMSIZE = {"float32": 4, "bfloat16": 2}
 STATUS_SECONDS = 4.0  # a driver that does not answer in this time is not well
 MAX_RECOVERIES = 5  # of the driver, in the life of an engine
 
@@ -59,16 +59,16 @@ class Health:
 
 
 class AsyncEngine:
-    """`start` it on an event loop, `submit` prompts, `close` it on the same loop."""
+    """`start` it on an event loop, `submit` prompts, `close` it on the same loop. processor: there once it started."""
+
+    processor: Processor
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.info = model_info(config.checkpoint)
         self._check()
-        self.processor = Processor(config.checkpoint, self.info, config)
         self.max_model_len = min(self.info.context_length, config.max_model_len or self.info.context_length)
         self._embedding_capacity = 0
-        self._layout: Layout | None = None
         self._executor: Executor | None = None
         self._loader: MediaLoader | None = None
         self._socket: zmq.asyncio.Socket | None = None
@@ -83,7 +83,6 @@ class AsyncEngine:
         self._trouble: str | None = "the engine has not started"
         self._lost: dict[str, str] = {}
         self._recoveries = 0
-        self._pixel_bytes = 0
         self._closed = False
 
     def _check(self) -> None:
@@ -96,15 +95,17 @@ class AsyncEngine:
             raise StartupError(f"{self.info.architecture} takes no images: leave out --rserve and --encoders")
 
         stage_layers(config, self.info)
-        self._is_colocated = not config.num_encoders and self.info.image_token_id is not None
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Until all workers are up. Raises StartupError in one line; then nothing is left running."""
-        self._loader = MediaLoader(self.config, self.processor.images)
         try:
             await self._start_workers()
+            # The tokenizer takes seconds to load, most of them imports: meanwhile the workers start.
+            self.processor = await asyncio.to_thread(Processor, self.config.checkpoint, self.info, self.config)
+            self._loader = MediaLoader(self.config, self.processor.images)
+            await self._until_ready()
         except BaseException:
             await self.close()
             raise
@@ -124,19 +125,15 @@ class AsyncEngine:
         await self._stop_workers()
 
     async def _start_workers(self) -> None:
-        device = await asyncio.to_thread(resolve_device, self.config.device)
-        dtype = dtype_name(read_json(self.config.checkpoint, "config.json"), self.config.dtype)
-        self._layout = make_layout(self.config, self.info, ITEMSIZE[dtype])
-        self._executor = Executor(self.config, device, self._layout, self._is_colocated, self._on_lost)
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
-        for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
-            self._socket.setsockopt(option, value)
-        self._socket.setsockopt(zmq.IDENTITY, b"api")
-        self._socket.connect(self._layout.address)
         self._ready = asyncio.get_running_loop().create_future()
-        self._executor.start(self.info.hidden_size)
+        self._executor = make_executor(self.config, self.info, self._on_lost)
+        endpoint = await self._executor.start()
+        self._socket = connect(zmq.asyncio.Context.instance(), endpoint, "api")
         self._send(Hello("api", 0))
         self._spawn(self._receive(self._socket))
+
+    async def _until_ready(self) -> None:
+        assert self._ready is not None
         try:
             async with asyncio.timeout(self.config.startup_timeout):
                 ready = await self._ready
@@ -167,11 +164,6 @@ class AsyncEngine:
         if self._executor is not None:
             await self._executor.close()
             self._executor = None
-
-    @property
-    def _run_dir(self) -> Path:
-        assert self._layout is not None
-        return self._layout.run_dir
 
     def _spawn(self, coroutine) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -228,10 +220,10 @@ class AsyncEngine:
         """Not cancelled with its stream: a file that a thread is writing then could not be removed."""
         try:
             pixels = await item.pixels()
-            if stream.closed:
+            if stream.closed or self._executor is None:
                 return
-            path = self._run_dir / f"pixels-{stream.request_id}-{index}"
-            await asyncio.to_thread(_write_pixels, path, pixels)
+            outlet = self._executor.outlet
+            message, frames = await outlet.put(stream.request_id, index, pixels)
         except BadRequest as error:
             self._end(stream, error)
         except OSError as error:
@@ -239,12 +231,9 @@ class AsyncEngine:
             self._end(stream, Overloaded("no memory for the pixels of an image", code="out_of_memory"))
         else:
             if stream.closed:
-                path.unlink(missing_ok=True)
+                outlet.drop(stream.request_id)
                 return
-            stream.files.append(path)
-            self._pixel_bytes += pixels.nbytes
-            height, width, _ = pixels.shape
-            self._send(ItemPixels(stream.request_id, index, path.name, height, width))
+            self._send(message, frames)
 
     def _end(self, stream: Stream, error: RequestError) -> None:
         stream.fail(error)
@@ -255,18 +244,17 @@ class AsyncEngine:
         self._streams.pop(stream.request_id, None)
         for item in stream.items:
             item.cancel()
-        for path in stream.files:
-            self._pixel_bytes -= path.stat().st_size if path.exists() else 0
-            path.unlink(missing_ok=True)
+        if self._executor is not None:
+            self._executor.outlet.drop(stream.request_id)
         if abort:
             self._send(Abort(stream.request_id))
 
     # ---- the driver -----------------------------------------------------------------------------------------------
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Message, frames: Sequence[np.ndarray] = ()) -> None:
         if self._socket is not None and not self._socket.closed:
             # Never waits: there is no high-water mark.
-            self._socket.send(self._codec.encode(message), zmq.NOBLOCK)
+            self._socket.send_multipart([self._codec.encode(message), *frames], zmq.NOBLOCK, copy=not frames)
 
     async def _receive(self, socket: zmq.asyncio.Socket) -> None:
         while True:
@@ -326,6 +314,7 @@ class AsyncEngine:
             await self._stop_workers()
             try:
                 await self._start_workers()
+                await self._until_ready()
             except StartupError as error:
                 logger.error("the workers could not be started again: %s", error)
                 self._trouble = f"the engine could not start again: {error}"
@@ -356,7 +345,7 @@ class AsyncEngine:
         gauges = dict(status.gauges) if status is not None else {}
         return gauges | {
             "requests_in_server": float(len(self._streams) + self._admitting),
-            "pixel_bytes_shared": float(self._pixel_bytes),
+            "pixel_bytes_shared": float(self._executor.outlet.num_bytes if self._executor is not None else 0),
         }
 
     def worker_pid(self, name: str) -> int | None:
@@ -375,12 +364,3 @@ class AsyncEngine:
             return None
         finally:
             del self._statuses[query]
-
-
-def _write_pixels(path: Path, pixels: np.ndarray) -> None:
-    """Written, not mapped: a full file system is an error here, and a crash there. Raises OSError; leaves no part."""
-    try:
-        path.write_bytes(memoryview(np.ascontiguousarray(pixels)).cast("B"))
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise

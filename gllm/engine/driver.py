@@ -7,7 +7,7 @@ absent in the baseline.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from gllm.core.batch import Batch
 from gllm.core.eventlog import Record
 from gllm.core.readiness import NeverFits
 from gllm.core.scheduler import Sampled
+from gllm.engine.control import receive
 from gllm.engine.messages import (
     Abort,
     AddRequest,
@@ -39,7 +40,7 @@ from gllm.engine.messages import (
 )
 from gllm.engine.pipeline import Pipeline, Span
 from gllm.sampling_params import SamplingParams
-from gllm.worker.pixels import PixelFile, PixelFiles
+from gllm.worker.pixels import PixelFile, Pixels
 from gllm.worker.stage import Fed
 from gllm.worker.step import RequestSpec, StepInput, StepOutput, TokenLogprobs
 
@@ -52,8 +53,8 @@ class Encoders(Protocol):
 
     def on_hello(self, identity: bytes, hello: Hello) -> None: ...
 
-    def on_encoded(self, message: Encoded, now: float) -> dict[int, str]:
-        """Returns requests of which an item could not be encoded, and why."""
+    def on_encoded(self, message: Encoded, frames: Sequence[Any], now: float) -> dict[int, str]:
+        """frames: what came with the message. Returns requests of which an item could not be encoded, and why."""
         ...
 
     def on_pong(self, identity: bytes, now: float) -> None: ...
@@ -106,7 +107,7 @@ class Driver:
         self,
         core: Any,
         pipeline: Pipeline,
-        pixels: PixelFiles,
+        pixels: Pixels,
         socket: zmq.Socket[bytes],
         encoders: Encoders | None = None,
         log: Callable[[Record], None] | None = None,
@@ -138,8 +139,8 @@ class Driver:
             if self.pipeline.compute.socket in ready:
                 self._on_own_stage()
             while self._socket.poll(0):
-                identity, data = self._socket.recv_multipart()
-                self._on_message(identity, self._codec.decode(data))
+                identity, data, *frames = receive(self._socket)
+                self._on_message(identity, self._codec.decode(data), frames)
             self._pump()
 
     def send(self, message: Message) -> None:
@@ -263,13 +264,13 @@ class Driver:
 
     # ---- messages -----------------------------------------------------------------------------------------------
 
-    def _on_message(self, identity: bytes, message: Any) -> None:
+    def _on_message(self, identity: bytes, message: Any, frames: Sequence[Any]) -> None:
         now = time.monotonic()
         match message:
             case AddRequest():
                 self._add(message, now)
             case ItemPixels():
-                self._add_pixels(message, now)
+                self._add_pixels(message, frames, now)
             case Abort(request_id):
                 self.core.on_abort(request_id, now)
                 self._clean(request_id)
@@ -286,7 +287,7 @@ class Driver:
             case Hello():
                 self.encoders.on_hello(identity, message)
             case Encoded():
-                for request_id, reason in self.encoders.on_encoded(message, now).items():
+                for request_id, reason in self.encoders.on_encoded(message, frames, now).items():
                     self._refuse(request_id, reason, retry=False)
             case Pong():
                 self.encoders.on_pong(identity, now)
@@ -302,10 +303,10 @@ class Driver:
             return
         self._live[request_id] = _Live(message.sampling)
 
-    def _add_pixels(self, message: ItemPixels, now: float) -> None:
+    def _add_pixels(self, message: ItemPixels, frames: Sequence[Any], now: float) -> None:
         if message.request_id in self._live:
             source = PixelFile(message.file, message.height, message.width)
-            self._pixels.put(message.request_id, message.index, source)
+            self._pixels.put(message.request_id, message.index, source, frames)
             self.core.on_item_ready(message.request_id, message.index, now)
 
     def _refuse(self, request_id: int, reason: str, retry: bool) -> None:
@@ -350,6 +351,7 @@ class Driver:
             "kv_blocks_used": stats.blocks_used,
             "kv_blocks_total": stats.blocks_total,
             "preemptions_total": stats.preemptions,
+            "pixel_bytes_in_driver": self._pixels.num_bytes,
         }
         embeddings = self.core.embedding_stats()
         gauges |= {

@@ -12,41 +12,41 @@ from typing import IO, Any
 import torch
 import zmq
 
-from gllm.config import EngineConfig, ModelInfo
+from gllm.config import EngineConfig
 from gllm.core.embeddings import EmbeddingPool
 from gllm.core.eventlog import Record, Recorder, dump
 from gllm.core.policy import FixedBudget, TokenPolicy, TokenThrottling
 from gllm.core.readiness import ColocatedEncoder
 from gllm.core.scheduler import Scheduler, SchedulerConfig
+from gllm.engine.control import Endpoint, Keys, listen
 from gllm.engine.driver import API, Driver
+from gllm.engine.executor import is_colocated
 from gllm.engine.messages import Codec, DriverReady, Hello, Shutdown, ToApi, ToDriver
 from gllm.engine.pipeline import Pipeline
 from gllm.errors import StartupError
 from gllm.models.loader import resolve_dtype
 from gllm.models.registry import model_info
 from gllm.worker.layout import Layout, other_ranks
-from gllm.worker.pixels import PixelFiles
+from gllm.worker.pixels import PixelFiles, PixelFrames, Pixels
 from gllm.worker.process import Compute, settle
 from gllm.worker.stage import Stage
 
 
 def main(
-    name: str, address: str, run_dir: str, config: dict[str, Any], device: str, cores: list[int], threads: int,
-    rendezvous: str, encoders: list[str], embedding_capacity: int,
+    name: str, address: str, config: dict[str, Any], device: str, cores: list[int], threads: int, rendezvous: str,
+    encoders: list[str], embedding_capacity: int, run_dir: str | None = None, keys: dict[str, str] | None = None,
 ) -> None:  # fmt: skip
-    """The process. It sends DriverReady once all workers are up, or Hello with what is wrong."""
+    """The process. It sends DriverReady once all workers are up, or Hello with what is wrong. run_dir: None between
+    hosts, where payloads travel with messages and `keys` protect these."""
     settle(cores, threads)
     engine = EngineConfig(**config)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.LINGER, 1000)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.bind(address)
+    socket = listen(context, Endpoint(address, Keys(**keys) if keys else None))
     deadline = time.monotonic() + engine.startup_timeout
     log_file = open(engine.event_log, "w") if engine.event_log else None  # noqa: SIM115 (lives as long as the process)
     try:
-        start = Start(engine, Path(run_dir), device, rendezvous, encoders, embedding_capacity, socket, log_file)
+        folder = Path(run_dir) if run_dir else None
+        start = Start(engine, folder, device, rendezvous, encoders, embedding_capacity, socket, log_file)
         driver = start.driver(deadline)
     except (StartupError, TimeoutError) as error:
         _say_why(socket, name, str(error), deadline)
@@ -65,7 +65,7 @@ class Start:
     """From nothing to a running driver: the stage is loaded, the other workers say hello, then there is a core."""
 
     def __init__(
-        self, config: EngineConfig, run_dir: Path, device: str, rendezvous: str, encoders: list[str],
+        self, config: EngineConfig, run_dir: Path | None, device: str, rendezvous: str, encoders: list[str],
         embedding_capacity: int, socket: zmq.Socket[bytes], log_file: IO[str] | None,
     ) -> None:  # fmt: skip
         """Load stage 0. Raises StartupError."""
@@ -75,16 +75,15 @@ class Start:
         self.encoders = encoders
         self.embedding_capacity = embedding_capacity
         self.socket = socket
-        self.pixels = PixelFiles(run_dir)
+        self.pixels: Pixels = PixelFiles(run_dir) if run_dir is not None else PixelFrames()
         self.log = (lambda record: _write(log_file, record)) if log_file is not None else None
         # The one place where gLLM looks for its extension: for separate encoders, and to describe a core in a log.
         self.rserve = import_module("rserve.engine") if encoders or log_file is not None else None
         self.receiver, embeddings = None, None
         if encoders:
             dtype = resolve_dtype(config.checkpoint, config.dtype)
-            path = run_dir / self.rserve.ARENA
             self.receiver, embeddings = self.rserve.make_embeddings(
-                path, embedding_capacity, self.info.hidden_size, dtype
+                run_dir, embedding_capacity, self.info.hidden_size, dtype
             )
         self.embeddings = embeddings
         self.stage = Stage(
@@ -169,11 +168,6 @@ def make_policy(config: EngineConfig) -> TokenPolicy:
         kv_threshold=defaults.kv_threshold if config.kvthresh is None else config.kvthresh,
         max_decodes=config.maxd,
     )
-
-
-def is_colocated(config: EngineConfig, info: ModelInfo) -> bool:
-    """Items are encoded in stage 0."""
-    return not config.num_encoders and info.image_token_id is not None
 
 
 def _write(file: IO[str], record: Record) -> None:

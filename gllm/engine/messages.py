@@ -26,7 +26,7 @@ class AddRequest(Message):
 
 
 class ItemPixels(Message):
-    """Pixels of an item, uint8 [height, width, 3], are in this file of the run directory."""
+    """Pixels of an item, uint8 [height, width, 3]: in this file of the run directory; "": in the frame that follows."""
 
     request_id: int
     index: int
@@ -148,7 +148,7 @@ class Hello(Message):
 
 
 class EncodeItem(msgspec.Struct, frozen=True, array_like=True):
-    """One item to encode. place: where its rows go, in the transport's own terms."""
+    """One item to encode. file: as in ItemPixels. place: where its rows go, in the transport's own terms."""
 
     file: str
     height: int
@@ -158,15 +158,16 @@ class EncodeItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Encode(Message):
-    """An encode batch."""
+    """An encode batch; where the pixels are in frames, one for each item follows."""
 
     batch_id: int
     items: tuple[EncodeItem, ...]
 
 
 class Encoded(Message):
-    """The rows of an encode batch are in place; start, end: seconds on the host's monotonic clock. errors: why an item
-    (by position in the batch) could not be encoded."""
+    """The rows of an encode batch are in place, or in frames that follow, one for each item (empty for one with an
+    error). start, end: seconds on the host's monotonic clock. errors: why an item (by position in the batch) could not
+    be encoded."""
 
     batch_id: int
     start: float

@@ -9,6 +9,7 @@ from typing import Any
 import zmq
 
 from gllm.config import EngineConfig
+from gllm.engine.control import Endpoint, Keys, connect, disconnects
 from gllm.engine.messages import (
     Codec,
     Forget,
@@ -31,15 +32,13 @@ from gllm.worker.stage import Done, Stage
 
 def main(
     name: str, address: str, config: dict[str, Any], device: str, cores: list[int], threads: int, rank: int,
-    rendezvous: str, colocated: bool,
+    rendezvous: str, colocated: bool, keys: dict[str, str] | None = None,
 ) -> None:  # fmt: skip
     """The process. It says Hello once its weights are loaded, or why they are not."""
     settle(cores, threads)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.IDENTITY, f"{name}.{os.getpid()}".encode())
-    socket.setsockopt(zmq.LINGER, 1000)
-    socket.connect(address)
+    endpoint = Endpoint(address, Keys(**keys) if keys else None)
+    socket = connect(context, endpoint, f"{name}.{os.getpid()}")
     codec = Codec(ToStage)
 
     def say(message: Message) -> None:
@@ -56,19 +55,29 @@ def main(
         raise SystemExit(1) from None
     say(Hello(name, os.getpid(), None, kv_blocks))
     try:
-        serve(socket, codec, stage, Compute(zmq.Context.instance(), name, _crash), reports=rank % engine.tp == 0)
+        compute = Compute(zmq.Context.instance(), name, _crash)
+        gone = disconnects(socket, endpoint)
+        serve(socket, codec, stage, compute, reports=rank % engine.tp == 0, gone=gone)
     except Exception:
         traceback.print_exc()
         os._exit(1)
 
 
-def serve(socket: zmq.Socket[bytes], codec: Codec, stage: Stage, compute: Compute, reports: bool) -> None:
-    """Until told to shut down. reports: the first rank of a stage tells the driver of every micro-batch."""
+def serve(
+    socket: zmq.Socket[bytes], codec: Codec, stage: Stage, compute: Compute, *, reports: bool,
+    gone: zmq.Socket[bytes] | None = None,
+) -> None:  # fmt: skip
+    """Until told to shut down. reports: the first rank of a stage tells the driver of every micro-batch. gone: see
+    `disconnects`; raises ConnectionError then."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(compute.socket, zmq.POLLIN)
+    if gone is not None:
+        poller.register(gone, zmq.POLLIN)
     while True:
         ready = dict(poller.poll())
+        if gone in ready and socket not in ready:
+            raise ConnectionError("the connection to the driver is broken")
         if compute.socket in ready:
             done: Done = compute.take()
             if reports:

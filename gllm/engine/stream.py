@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gllm.engine.detokenizer import Detokenizer
@@ -39,7 +38,6 @@ class Stream:
         self.num_item_tokens = num_item_tokens
         self.closed = False
         self.items: Sequence[LoadingItem] = ()
-        self.files: list[Path] = []  # its pixels
         self._detokenizer = detokenizer
         self._on_close = on_close
         self._outputs: deque[Output] = deque()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
 Place = tuple[tuple[int, int], ...]
-"""Where an item's rows go, in terms of the transport: here (first row, number of rows) pieces, in order."""
+"""Where an item's rows go in the arena: (first row, number of rows) pieces, in order."""
+
+Payload = Any
+"""A buffer that travels with the message that reports an item, as a frame of its own; None: nothing has to."""
 
 
 class Receiver(Protocol):
@@ -22,6 +25,10 @@ class Receiver(Protocol):
         """The rows are not needed, and nobody writes them any more."""
         ...
 
+    def deliver(self, place: Place, payload: Payload) -> None:
+        """What `Sender.write` returned for the item at `place` has arrived. Raises ValueError when it does not fit."""
+        ...
+
     def read(self, place: Place, start: int, out: torch.Tensor) -> None:
         """Copy rows `start .. start + len(out) - 1` of the item at `place` into out [n, hidden]."""
         ...
@@ -32,8 +39,9 @@ class Receiver(Protocol):
 class Sender(Protocol):
     """An encoder's end."""
 
-    def write(self, place: Place, rows: torch.Tensor) -> None:
-        """Put rows [num_tokens, hidden] of one item at `place`; done when it returns."""
+    def write(self, place: Place, rows: torch.Tensor) -> Payload:
+        """Put rows [num_tokens, hidden] of one item at `place`: done when it returns, or when what it returns has been
+        delivered. Raises ValueError when they are not as many as the place takes."""
         ...
 
     def close(self) -> None: ...

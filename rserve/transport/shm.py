@@ -12,8 +12,11 @@ from pathlib import Path
 
 import torch
 
-from rserve.transport.base import Place
+from rserve.transport.base import Payload, Place
 from rserve.transport.extents import Extents
+from rserve.transport.rows import read_rows, write_rows
+
+ARENA = "embeddings"  # the file of the run directory that holds them
 
 
 def _map(path: Path, num_rows: int, hidden: int, dtype: torch.dtype) -> tuple[mmap.mmap, torch.Tensor]:
@@ -46,17 +49,12 @@ class ShmReceiver:
     def free(self, place: Place) -> None:
         self._extents.free(place)
 
+    def deliver(self, place: Place, payload: Payload) -> None:
+        if payload is not None:
+            raise ValueError("an encoder sent rows that belong into shared memory")
+
     def read(self, place: Place, start: int, out: torch.Tensor) -> None:
-        at = 0
-        for first, count in place:
-            skip = min(start, count)
-            start -= skip
-            taken = min(count - skip, len(out) - at)
-            if taken > 0:
-                out[at : at + taken].copy_(self._rows[first + skip : first + skip + taken])
-                at += taken
-        if at < len(out):
-            raise ValueError(f"{len(out)} rows asked for, the item has {at} from there on")
+        read_rows(self._rows, place, start, out)
 
     def close(self) -> None:
         del self._rows
@@ -70,13 +68,9 @@ class ShmSender:
     def __init__(self, path: Path, num_rows: int, hidden: int, dtype: torch.dtype) -> None:
         self._memory, self._rows = _map(path, num_rows, hidden, dtype)
 
-    def write(self, place: Place, rows: torch.Tensor) -> None:
-        if len(rows) != (room := sum(count for _, count in place)):
-            raise ValueError(f"{len(rows)} rows for a place of {room}")
-        at = 0
-        for first, count in place:
-            self._rows[first : first + count].copy_(rows[at : at + count])
-            at += count
+    def write(self, place: Place, rows: torch.Tensor) -> Payload:
+        write_rows(self._rows, place, rows)
+        return None
 
     def close(self) -> None:
         del self._rows

@@ -56,7 +56,7 @@ async def running(**options: Any) -> AsyncIterator[AsyncEngine]:
     """A started engine; afterwards nothing of it is left."""
     engine = AsyncEngine(EngineConfig(**options))
     await engine.start()
-    run_dir = engine._layout.run_dir
+    run_dir = engine._executor.run_dir
     names = ["driver", *(f"encoder {i}" for i in range(engine.config.num_encoders))]
     pids = [engine.worker_pid(name) for name in names]
     try:
@@ -139,7 +139,7 @@ def test_cancelled_requests_leave_nothing():
 
             await asyncio.gather(*(in_turn(seed) for seed in range(200)))
             await until_empty(engine)
-            assert not list(engine._layout.run_dir.glob("pixels-*"))
+            assert not list(engine._executor.run_dir.glob("pixels-*"))
 
     asyncio.run(run())
 
