@@ -408,9 +408,6 @@ class Scheduler:
             state.ready_end += 1
         state.known += 1
         self._waiting_tokens += 1
-        if not state.decoding:
-            state.decoding = True
-            self._num_decoding += 1
         count = len(state.outputs)
         reason = None
         if token_id in request.stop_token_ids and count > request.min_tokens:
@@ -437,6 +434,9 @@ class Scheduler:
         line = None
         if state.sent < state.ready_end and not state.aborted and (self.config.chunked_pipeline or not state.in_flight):
             line = self._decodes if state.sent == state.known - 1 and state.outputs else self._prefills
+        if line is self._decodes and not state.decoding:
+            state.decoding = True
+            self._num_decoding += 1
         if line is not state.line:
             if state.line is not None:
                 state.line.remove(state.seq)

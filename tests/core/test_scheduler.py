@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gllm.core.embeddings import EmbeddingPool
-from gllm.core.policy import FixedBudget
+from gllm.core.policy import FixedBudget, TokenThrottling
 from gllm.core.readiness import ColocatedEncoder, NeverFits
 from gllm.core.request import Item, Request
 from gllm.core.scheduler import Sampled, Scheduler, SchedulerConfig
@@ -75,6 +75,18 @@ def test_growing_decodes_preempt_the_youngest_which_starts_again_with_its_output
     assert core.stats().preemptions >= 1
     assert len(resumed) == 2
     assert resumed[1].num_tokens > 7
+
+
+def test_a_preempted_decode_counts_as_a_decode_again_once_it_is_prefilled():
+    """Token throttling gives decodes a budget by their number."""
+    config = SchedulerConfig(num_blocks=3, block_size=1)
+    core = Scheduler(config, ColocatedEncoder(EmbeddingPool(8)), TokenThrottling(16, 1, 4, 0.1, 3))
+    core.on_request(text(0, 1, max_tokens=3), 0.0)
+    core.on_request(text(1, 1, max_tokens=3), 0.0)
+    while core.is_live(0) or core.is_live(1):
+        batch = core.next_batch(0.0)
+        core.on_batch_done(batch.batch_id, {c.request_id: 5 for c in batch.chunks if c.sample}, 0.0)
+    assert core.stats().preemptions >= 1
 
 
 def test_what_can_never_fit_is_refused_at_admission():
