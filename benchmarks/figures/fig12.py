@@ -55,8 +55,8 @@ def claims(workload: str, found: Curves) -> list[Row]:
             devices=devices(RSERVE, EPD)),
         Row(figure="12, headline", claim=f"{workload}: largest TTFT reduction of RServe against vLLM-TP4",
             paper="up to 66 %", ours=percent(headline), holds=headline <= -0.66 * 0.75, devices=devices(RSERVE, TP4),
-            note="the paper's sources do not name the baseline; [I] vLLM-TP4. Between the two capacities the ratio grows "
-            "with the rate and with the number of requests"),
+            note="the paper's sources do not name the baseline; [I] vLLM-TP4. Between the two capacities the ratio "
+            "grows with the rate and with the number of requests"),
         Row(figure=NUMBER, claim=f"{workload}: RServe-elastic against RServe, mean TTFT", paper="- (ours)",
             ours=percent(elastic), holds=elastic <= 0.005, devices=devices(ELASTIC, RSERVE),
             note="the encoder is no bottleneck here: an encode in stage 0 can only delay prefill; see `separation`"),

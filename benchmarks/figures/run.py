@@ -33,8 +33,8 @@ CHOICES = (
     f"rates: ours, the shares {LOADS} of the rate at which the simulated RServe saturates; {NUM_REQUESTS} requests, "
     f"{len(SEEDS)} seeds",
     "token budget B = 2048 for all schemes, C = 1024, output of 1 token, no prefix cache; see `budget` for others",
-    f"a number holds within {RELATIVE:.0%} of the paper's, or {100 * POINTS:.0f} points of a percentage; all but the two "
-    "fitted numbers is predicted",
+    f"a number holds within {RELATIVE:.0%} of the paper's, or {100 * POINTS:.0f} points of a percentage; all but the "
+    "two fitted numbers is predicted",
 )
 
 
