@@ -15,7 +15,7 @@ from benchmarks.real import client, plan
 from benchmarks.real.checkpoint import write_checkpoint
 from benchmarks.real.plan import Entrant
 from benchmarks.real.requests import Mix, Prepared, prepare
-from benchmarks.real.servers import MODEL_NAME, Server, ServerFailed, Setting, our_command, start, vllm_command
+from benchmarks.real.servers import KV_GIB, MODEL_NAME, Server, ServerFailed, Setting, our_command, start, vllm_command
 from gllm.config import usable_cores
 
 WARM_UP_SEED = 1_000_001
@@ -51,7 +51,11 @@ def make_setting(args: argparse.Namespace, scratch: Path) -> Setting:
         write_checkpoint(checkpoint)
         allow_pixels(checkpoint, mix_of(args).side[1])
     return Setting(
-        checkpoint=checkpoint.resolve(), cores=cores, token_budget=args.token_budget, max_images=mix_of(args).images[1]
+        checkpoint=checkpoint.resolve(),
+        cores=cores,
+        token_budget=args.token_budget,
+        max_images=mix_of(args).images[1],
+        kv_gib=None if args.model_path else KV_GIB,
     )
 
 

@@ -30,6 +30,7 @@ from benchmarks.real.overheads import line_through
 from benchmarks.real.plan import OURS, Plan
 from benchmarks.real.profile import FILE
 from benchmarks.real.requests import Prepared
+from benchmarks.real.servers import KV_GIB
 from benchmarks.results import Result
 from benchmarks.sim.cluster import Cluster
 from benchmarks.sim.deployment import SEPARATE, Deployment
@@ -37,7 +38,6 @@ from benchmarks.sim.job import Job
 from benchmarks.sim.model_spec import ModelSpec, load_model
 from gllm.config import EngineConfig
 from gllm.core.request import Request
-from gllm.engine.driver_process import CPU_KV_BYTES
 from gllm.engine.processor import Processor
 from gllm.models.registry import model_info
 from rserve.engine import BATCH_TOKENS
@@ -121,7 +121,7 @@ class Machine:
             model,
             stage,
             one if separate else None,
-            num_kv_tokens=CPU_KV_BYTES // kv_bytes,
+            num_kv_tokens=(KV_GIB << 30) // kv_bytes,
             step_s=self.step_s,
             hop_s=self.hop_s,
             token_s=self.costs["transfer_token_s"],

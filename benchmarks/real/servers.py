@@ -20,6 +20,7 @@ from benchmarks.results import ROOT
 from benchmarks.systems import system
 
 MODEL_NAME = "bench"
+KV_GIB = 1  # on CPUs; vLLM takes whole ones
 START_SECONDS = 600.0  # vLLM compiles its kernels first
 STOP_SECONDS = 30.0
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -32,12 +33,14 @@ class ServerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all systems share. cores: CPU cores of the server's processes. extra: further flags of our server."""
+    """What all systems share. cores: CPU cores of the server's processes. kv_gib: memory for KV, None: as the engine
+    finds it. extra: further flags of our server."""
 
     checkpoint: Path
     cores: tuple[int, ...]
     token_budget: int = 2048
     max_images: int = 8
+    kv_gib: int | None = KV_GIB
     extra: tuple[str, ...] = ()
 
 
@@ -72,11 +75,12 @@ class Server:
 
 def our_command(name: str, setting: Setting) -> Command:
     """Our API server under the flags of a scheme. Raises UnknownName."""
+    kv = () if setting.kv_gib is None else ("--kv-cache-memory-bytes", str(setting.kv_gib << 30))
     args = (
         sys.executable, "-m", "gllm.entrypoints.api_server", "--port", "0", "--model-path", str(setting.checkpoint),
         "--served-model-name", MODEL_NAME, "--generation-config", "none",
         "--max-num-batched-tokens", str(setting.token_budget),
-        "--limit-mm-per-prompt", f'{{"image": {setting.max_images}}}', *system(name).flags, *setting.extra,
+        "--limit-mm-per-prompt", f'{{"image": {setting.max_images}}}', *kv, *system(name).flags, *setting.extra,
     )  # fmt: skip
     return Command(args)
 
@@ -94,7 +98,7 @@ def vllm_command(python: str, setting: Setting) -> Command:
     )  # fmt: skip
     env = {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, setting.cores)),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(setting.kv_gib or KV_GIB),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",

@@ -32,6 +32,7 @@ def test_our_servers_get_flags_that_give_their_scheme(scheme):
     engine, server = parse_server_args(our_command(scheme, SETTING).args[3:])
     assert engine.scheme == scheme
     assert engine.limit_mm_per_prompt == {"image": 8}
+    assert engine.kv_cache_memory_bytes == 1 << 30
     assert server.served_model_name == ("bench",)
 
 
