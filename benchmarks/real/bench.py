@@ -37,6 +37,9 @@ class Bench:
     def load(self, name: str, requests: Sequence[Prepared], slo: float) -> dict[str, Any]:
         """One run; with the CPU seconds that the servers not asked have used meanwhile. Raises ServerFailed."""
         others = [server for other, server in self.servers.items() if other != name]
+        for server in others:
+            server.pause()
+        self.servers[name].resume()
         before = sum(server.cpu_seconds() for server in others)
         body = client.run(self.servers[name].url, requests, slo=slo, max_seconds=MAX_RUN_SECONDS)
         self.servers[name].check()

@@ -5,8 +5,9 @@
     python -m benchmarks.real.compare --full --model-path DIR         # a real checkpoint, e.g. on a GPU machine
     python -m benchmarks.real.compare --resume                        # what an interrupted run left undone
 
-All servers run all the time, and one is asked at a time, so that schemes take turns within seconds; an idle server uses
-no CPU (the CPU time of the others is in every result). Without a checkpoint: random weights, about 80 M parameters.
+All servers run all the time, and one is asked at a time, so that schemes take turns within seconds. An idle server of
+ours uses no CPU; vLLM's is stopped meanwhile (the CPU time of those not asked is in every result). Without a
+checkpoint: random weights, about 80 M parameters.
 """
 
 from __future__ import annotations

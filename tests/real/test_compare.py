@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results
-from benchmarks.real import compare, plan, summary
+from benchmarks.real import compare, plan, servers, summary
 from benchmarks.real.bench import Bench, allow_pixels
 from benchmarks.real.plan import Plan
 from benchmarks.real.requests import Mix
-from benchmarks.real.servers import Command, ServerFailed, Setting, our_command, start, vllm_command
+from benchmarks.real.servers import Command, Server, ServerFailed, Setting, our_command, start, vllm_command
 from benchmarks.sim.catalog import UnknownName
 from gllm.entrypoints.cli import parse_server_args
 from gllm.media.processor import ImageProcessor
+from tests.live_server import wait_until
 from tests.real.made_up import result
 
 SETTING = Setting(checkpoint=Path("/checkpoint"), cores=(0, 1))
@@ -48,6 +52,25 @@ def test_a_server_that_ends_at_once_says_why(tmp_path):
     command = Command((sys.executable, "-c", "import sys; sys.exit('no such thing')"))
     with pytest.raises(ServerFailed, match=r"(?s)status 1: .*no such thing"), start("x", command, (0,), tmp_path):
         pass
+
+
+def test_a_server_that_does_not_rest_is_stopped_and_goes_on():
+    spin = [sys.executable, "-c", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"]
+    with subprocess.Popen(spin) as process:
+        try:
+            server = Server("x", "", process, Path(), Command((), rests=False))
+            wait_until(lambda: server.cpu_seconds() > 0.2, 60, "a busy server")
+            server.pause()
+            wait_until(lambda: states(server) == {"T"}, 10, "all of it stopped")
+            server.resume()
+            wait_until(lambda: "R" in states(server), 10, "going on")
+        finally:
+            for pid in reversed(servers._tree(process.pid)):
+                os.kill(pid, signal.SIGKILL)
+
+
+def states(server: Server) -> set[str]:
+    return {servers._stat(pid)[0] for pid in servers._tree(server.process.pid)}
 
 
 def test_entrants_name_their_devices():
