@@ -13,6 +13,7 @@ from tqdm import tqdm
 from gllm.config import EngineConfig
 from gllm.engine.async_engine import AsyncEngine
 from gllm.engine.processor import Prompt
+from gllm.engine.sampling_defaults import sampling_defaults
 from gllm.errors import RequestError
 from gllm.outputs import CompletionOutput, RequestOutput
 from gllm.sampling_params import SamplingParams
@@ -30,6 +31,7 @@ class LLM:
 
     def __init__(self, model_path: str | None = None, **options: Any) -> None:
         config = EngineConfig(model_path=model_path, **options)
+        self._sampling_defaults = sampling_defaults(config.checkpoint)
         self._engine = AsyncEngine(config)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
@@ -73,7 +75,7 @@ class LLM:
         each image (a Pillow image, a path, or a URL).
 
         A prompt that cannot be served has its reason in `.error`; the others are not affected. sampling_params: one
-        for all, or one each (ValueError when their number differs).
+        for all, or one each (ValueError when their number differs); default: what the checkpoint recommends.
         """
         batch: list[PromptInput] = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
         return self._run([lambda prompt=prompt: self._read(prompt) for prompt in batch], sampling_params, use_tqdm)
@@ -124,7 +126,7 @@ class LLM:
     ) -> list[RequestOutput]:
         if self._closed:
             raise RuntimeError("this LLM is closed")
-        params = sampling_params or SamplingParams()
+        params = sampling_params or SamplingParams(**self._sampling_defaults)
         each = [params] * len(read) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(read):
             raise ValueError(f"{len(read)} prompts but {len(each)} sampling params")

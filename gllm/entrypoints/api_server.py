@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from gllm.config import EngineConfig
+from gllm.engine.sampling_defaults import sampling_defaults
 from gllm.entrypoints.app import Service, make_app
 from gllm.entrypoints.cli import parse_server_args
-from gllm.entrypoints.sampling_defaults import sampling_defaults
 from gllm.entrypoints.server_config import ServerConfig
 from gllm.errors import StartupError
 

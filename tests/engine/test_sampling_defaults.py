@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gllm.entrypoints.sampling_defaults import sampling_defaults
+from gllm.engine.sampling_defaults import sampling_defaults
 from gllm.errors import StartupError
 
 
