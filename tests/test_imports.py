@@ -107,3 +107,20 @@ def test_package_files_import_nothing():
     for path in sources("gllm", "rserve"):
         if path.name == "__init__.py":
             assert not [m for m in imports(path) if m not in ("__future__", "typing", "importlib")], path
+
+
+@pytest.mark.parametrize("path", list(sources("gllm/worker", "gllm/models", "gllm/layers")), ids=module_name)
+def test_workers_know_no_scheme(path):
+    """The paper's "pipeline workers stay unchanged": they run whatever micro-batch they get."""
+    tree = ast.parse(path.read_text())
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
+    }
+    strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in docs]
+    names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)] + [
+        n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)
+    ]
+    said = [word for word in [*strings, *names] if isinstance(word, str)]
+    assert not [w for w in said if any(scheme in w.lower() for scheme in ("rserve", "epd", "scheme", "intra_request"))]
