@@ -18,7 +18,7 @@ setup(
     package_data={"gllm": ["assets/demo/*"]},
     install_requires=REQUIREMENTS,
     extras_require={
-        "test": ["pytest>=8", "hypothesis>=6.100", "psutil>=5.9", "triton"],
+        "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "psutil>=5.9", "matplotlib>=3.8", "triton"],
         "bench": ["matplotlib>=3.8"],
         "cuda": ["triton", "flash-attn"],
         "ray": ["ray>=2.40"],
