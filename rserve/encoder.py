@@ -50,7 +50,7 @@ class EncoderWorker:
                 report, payloads = self._compute.take()
                 socket.send_multipart([codec.encode(report), *payloads], copy=not payloads)
             if socket in ready:
-                data, *frames = receive(socket)
+                data, *frames = receive(socket, 1)
                 match codec.decode(data):
                     case Encode() as batch:
                         self._compute.submit(
@@ -133,6 +133,9 @@ def main(
     say(Hello(name, os.getpid()))
     try:
         worker.run(socket, disconnects(socket, endpoint))
+    except ConnectionError as error:
+        print(f"{name}: {error}", flush=True)
+        os._exit(1)
     except Exception:
         traceback.print_exc()
         os._exit(1)

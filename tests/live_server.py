@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,13 +59,16 @@ def wait_until(condition: object, seconds: float, what: str) -> None:
 
 
 @contextlib.contextmanager
-def live_server(*flags: str) -> Iterator[LiveServer]:
-    """A server on a free port, ready to answer. At the end it has to stop cleanly, unless the test has stopped it."""
+def live_server(
+    *flags: str, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[LiveServer]:
+    """A server on a free port, ready to answer. At the end it has to stop cleanly, unless the test has stopped it.
+    prefix: a command that runs it somewhere else. environment: in addition to this process's."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "stderr")
-        command = [sys.executable, "-m", "gllm.entrypoints.api_server", "--port", "0", *flags]
+        command = [*prefix, sys.executable, "-m", "gllm.entrypoints.api_server", "--port", "0", *flags]
         with log.open("wb") as stderr, Path(folder, "stdout").open("wb") as stdout:
-            process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+            process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env={**os.environ, **(environment or {})})
         try:
             model, base_url = _ready(process, Path(folder, "stdout"), log)
             yield LiveServer(base_url, model, flags, process, log)

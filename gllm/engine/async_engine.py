@@ -7,14 +7,14 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 import zmq.asyncio
 
 from gllm.config import EngineConfig
 from gllm.core.request import Item, Request
-from gllm.engine.control import connect
+from gllm.engine.control import connect, disconnects
 from gllm.engine.detokenizer import Detokenizer
 from gllm.engine.executor import DRIVER, Executor, make_executor
 from gllm.engine.messages import (
@@ -101,9 +101,10 @@ class AsyncEngine:
     async def start(self) -> None:
         """Until all workers are up. Raises StartupError in one line; then nothing is left running."""
         try:
-            await self._start_workers()
             # The tokenizer takes seconds to load, most of them imports: meanwhile the workers start.
-            self.processor = await asyncio.to_thread(Processor, self.config.checkpoint, self.info, self.config)
+            loading = asyncio.create_task(asyncio.to_thread(Processor, self.config.checkpoint, self.info, self.config))
+            await self._start_workers()
+            self.processor = await loading
             self._loader = MediaLoader(self.config, self.processor.images)
             await self._until_ready()
         except BaseException:
@@ -131,6 +132,8 @@ class AsyncEngine:
         self._socket = connect(zmq.asyncio.Context.instance(), endpoint, "api")
         self._send(Hello("api", 0))
         self._spawn(self._receive(self._socket))
+        if (gone := disconnects(self._socket, endpoint)) is not None:
+            self._spawn(self._watch(gone, self._executor))
 
     async def _until_ready(self) -> None:
         assert self._ready is not None
@@ -278,6 +281,12 @@ class AsyncEngine:
                     logger.error("%s gives no sign of life: it is ended", name)
                     if self._executor is not None:
                         self._executor.kill(name)
+
+    async def _watch(self, gone: zmq.Socket[Any], executor: Executor) -> None:
+        """A driver that cannot be reached is of no use, whatever its executor thinks of it."""
+        with gone:
+            await gone.recv_multipart()
+        executor.kill(DRIVER)
 
     def _fail_start(self, error: str) -> None:
         if self._ready is not None and not self._ready.done():

@@ -80,11 +80,12 @@ def disconnects(socket: zmq.Socket[bytes], endpoint: Endpoint) -> zmq.Socket[byt
     return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if endpoint.keys is not None else None
 
 
-def receive(socket: zmq.Socket[bytes]) -> list[Any]:
-    """A message whole: bytes, and from the third part on frames that were not copied (payloads)."""
+def receive(socket: zmq.Socket[bytes], head: int) -> list[Any]:
+    """A message whole: `head` parts as bytes (on the driver's side the sender's identity comes first), then frames that
+    were not copied (payloads)."""
     parts: list[Any] = [socket.recv()]
     while socket.getsockopt(zmq.RCVMORE):
-        parts.append(socket.recv(copy=len(parts) < 2))
+        parts.append(socket.recv(copy=len(parts) < head))
     return parts
 
 

@@ -139,7 +139,7 @@ class Driver:
             if self.pipeline.compute.socket in ready:
                 self._on_own_stage()
             while self._socket.poll(0):
-                identity, data, *frames = receive(self._socket)
+                identity, data, *frames = receive(self._socket, 2)
                 self._on_message(identity, self._codec.decode(data), frames)
             self._pump()
 

@@ -56,11 +56,10 @@ class MpExecutor:
     async def start(self) -> Endpoint:
         endpoint = Endpoint(f"ipc://{self.run_dir}/driver")
         device = await asyncio.to_thread(resolve_device, self._config.device)
-        placement = place(self._config, usable_cores())
+        seats = place(self._config, usable_cores(), self._config.pp * self._config.tp, self._config.num_encoders)
         specs = worker_specs(
-            self._config, self._info, endpoint, f"file://{self.run_dir}/rendezvous",
-            (*placement.stages, *placement.encoders), assign_devices(self._config, device), self._embedding_capacity,
-            str(self.run_dir),
+            self._config, self._info, endpoint, f"file://{self.run_dir}/rendezvous", seats,
+            assign_devices(self._config, device), self._embedding_capacity, str(self.run_dir),
         )  # fmt: skip
         self._specs = {spec.name: spec for spec in specs}
         self._link = LauncherLink(
@@ -98,7 +97,7 @@ class MpExecutor:
         if self._closing:
             return
         name = message.name
-        logger.error("%s (pid %d) ended with status %d", name, message.pid, message.status)
+        logger.error("%s (pid %d) ended with %s", name, message.pid, message.how)
         restart = name in encoder_names(self._config) and self._restarts.allow(name)
         self._on_lost(name, not restart)
         if restart and self._link is not None:

@@ -58,6 +58,9 @@ def main(
         compute = Compute(zmq.Context.instance(), name, _crash)
         gone = disconnects(socket, endpoint)
         serve(socket, codec, stage, compute, reports=rank % engine.tp == 0, gone=gone)
+    except ConnectionError as error:
+        print(f"{name}: {error}", flush=True)
+        os._exit(1)
     except Exception:
         traceback.print_exc()
         os._exit(1)

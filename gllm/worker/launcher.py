@@ -48,11 +48,11 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """A worker has ended. status: its exit code, or minus the signal that ended it."""
+    """A worker has ended. how: its status or the signal, in words."""
 
     name: str
     pid: int
-    status: int
+    how: str
 
 
 class Lines:
@@ -154,7 +154,9 @@ class Launcher:
             if pid == 0:
                 return
             if pid in self._workers:
-                self._tell(Exited(self._workers.pop(pid), pid, os.waitstatus_to_exitcode(status)))
+                code = os.waitstatus_to_exitcode(status)
+                how = f"status {code}" if code >= 0 else f"signal {-code}"
+                self._tell(Exited(self._workers.pop(pid), pid, how))
 
     def _tell(self, message: msgspec.Struct) -> None:
         self._owner.sendall(Lines.encode(message))

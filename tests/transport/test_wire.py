@@ -45,13 +45,13 @@ class Wire:
         """What the driver hears of these parts."""
         self.client.send_multipart(parts, copy=False)
         assert self.driver.poll(WAIT_MS)
-        _, *heard = receive(self.driver)
+        _, *heard = receive(self.driver, 2)
         return heard
 
     def to_client(self, *parts: Any) -> list[Any]:
         self.driver.send_multipart([b"worker", *parts], copy=False)
         assert self.client.poll(WAIT_MS)
-        return receive(self.client)
+        return receive(self.client, 1)
 
 
 @pytest.fixture
