@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gllm.errors import BadRequest
-from gllm.sampling_params import SamplingParams
+from gllm.sampling_params import MAX_STOPS, SamplingParams
 
 # Fields that we do not support, with the values that ask for nothing (null is always one of them).
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
@@ -41,7 +41,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 LABELS = frozenset(
     ("metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user")
 )
-MAX_STOPS = 64
 INT64_MAX = 2**63 - 1
 Count = Annotated[int, Field(ge=1, le=INT64_MAX)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

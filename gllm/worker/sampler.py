@@ -56,7 +56,7 @@ class Sampler:
             self._penalise(scores, rows)
             self._ban_stops(scores, rows)
         tokens = scores.max(dim=-1).indices  # for bfloat16 on CPUs argmax takes 8 x as long
-        drawn = [i for i, row in enumerate(rows) if row.sampling.temperature > 0]
+        drawn = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
         if drawn:
             picked = torch.tensor(drawn, device=logits.device)
             tokens[picked] = _draw(scores.index_select(0, picked).float(), [rows[i] for i in drawn])
@@ -98,6 +98,8 @@ def _ids(ids: object, scores: torch.Tensor) -> torch.Tensor:
 def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """Token ids drawn from float32 scores [n, vocabulary]: temperature, then the filters, then the inverse of the
     distribution (cumulated in token order, whatever other rows need) at each row's uniform draw."""
+    # The maximum becomes 0 before the division: no score overflows to +inf, and so none becomes NaN.
+    scores = scores - scores.amax(dim=-1, keepdim=True)
     probs = torch.softmax(scores / _column([row.sampling.temperature for row in rows], scores).float(), dim=-1)
     if any(row.sampling.min_p > 0 for row in rows):
         floor = probs.amax(dim=-1, keepdim=True) * _column([row.sampling.min_p for row in rows], scores)
@@ -121,6 +123,7 @@ def _keep_top(probs: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     total = ranked.double().cumsum(dim=-1)
     share = _column([row.sampling.top_p for row in rows], probs)
     enough = total - ranked >= share * total[:, -1:]  # what more likely tokens hold is enough already
+    enough[:, 0] = False  # a top_p so small that its share of the mass rounds to 0 keeps the most likely one, too
     return torch.zeros_like(probs).scatter_(1, order, ranked.masked_fill(enough & (share < 1), 0.0))
 
 

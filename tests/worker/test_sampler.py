@@ -64,6 +64,20 @@ def test_top_p_is_taken_of_what_top_k_leaves():
     assert set(draws(score, 1000, top_p=0.5)) == {0, 1}
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1e-50}, {"temperature": 1e-39}, {"temperature": 5e-324}, {"temperature": 1e-5},
+        {"top_p": 5e-324}, {"top_p": 1e-320, "top_k": 1},
+        {"temperature": 1e-5, "repetition_penalty": 0.01}, {"temperature": 0.0, "repetition_penalty": 0.01},
+    ],
+)  # fmt: skip
+def test_the_smallest_values_still_pick_the_most_likely(params):
+    score = logits(1)
+    score[0, 7] = 30.0
+    assert set(draws(score, 20, **params)) == {7}
+
+
 def test_min_p_is_relative_to_the_most_likely():
     score = torch.full((1, VOCAB), -20.0)
     score[0, :4] = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
