@@ -15,7 +15,7 @@ from gllm.core.request import Item, Request
 
 INPUTS = (
     "on_request", "on_item_ready", "on_encoded", "on_encoder_lost", "on_batch_fed", "on_batch_done", "on_abort",
-    "next_encode", "next_batch",
+    "next_encode", "next_batch", "take_dropped",
 )  # fmt: skip
 
 Record = dict[str, Any]
@@ -44,7 +44,8 @@ class Recorder:
             except ValueError as error:
                 self._sink({"t": now, "e": name, "in": plain(inputs), "error": str(error)})
                 raise
-            self._sink({"t": now, "e": name, "in": plain(inputs), "out": plain(result)})
+            if result or name != "take_dropped":  # taking nothing changes nothing, and an idle engine does it often
+                self._sink({"t": now, "e": name, "in": plain(inputs), "out": plain(result)})
             return result
 
         # The next call of this name takes the short way.

@@ -32,21 +32,21 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A request in the line for prefill.
-
-    available: its schedulable tokens, at least 1. completes: they reach the last known token.
-    prefills_before: requests that already prefill in this micro-batch.
-    last_resort: nothing is in flight and no larger piece of work was found, so passing over would idle the stage.
-    """
+    """A request in the line for prefill. available: its schedulable tokens, at least 1. prefills_before: requests that
+    already prefill in this micro-batch."""
 
     available: int
-    completes: bool
     prefills_before: int
-    last_resort: bool
 
 
 class TokenPolicy(Protocol):
     """Spends the token budget. Stateless: the same load and offers give the same answers."""
+
+    @property
+    def min_chunk_tokens(self) -> int:
+        """Fewer schedulable tokens of a request are left to grow while more of it is to come, unless nothing else could
+        run."""
+        ...
 
     def budget(self, load: Load) -> Budget: ...
 
@@ -62,6 +62,7 @@ class FixedBudget:
 
     max_tokens: int
     max_decodes: int = 1 << 30
+    min_chunk_tokens: int = 1
 
     def budget(self, load: Load) -> Budget:
         return Budget(decode=min(self.max_decodes, self.max_tokens), prefill=self.max_tokens, total=self.max_tokens)
@@ -84,6 +85,7 @@ class TokenThrottling:
     num_iterations: int = 8
     kv_threshold: float = 0.05
     max_decodes: int = 512
+    min_chunk_tokens: int = 1
 
     def budget(self, load: Load) -> Budget:
         decode = min(-(-load.num_running_decodes // load.max_in_flight), self.max_decodes)

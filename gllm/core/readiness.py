@@ -34,6 +34,10 @@ class Readiness(Protocol):
         """More of the request gets ready by itself: an item of it is at an encoder."""
         ...
 
+    def waits_for_pixels(self, request_id: int) -> bool:
+        """The first position that is not ready belongs to an item whose pixels have still to come."""
+        ...
+
     def room_end(self, request_id: int, end: int) -> int:
         """`end` or the first position before it for which there is no room at this moment."""
         ...
@@ -96,6 +100,9 @@ class ColocatedEncoder:
 
     def is_coming(self, request_id: int) -> bool:
         return False  # items are encoded in the micro-batch that needs them
+
+    def waits_for_pixels(self, request_id: int) -> bool:
+        return self._requests[request_id].num_missing > 0
 
     def room_end(self, request_id: int, end: int) -> int:
         items = self._requests[request_id]

@@ -8,7 +8,7 @@ sent yet, as far as they are ready. A decode is the special case of one unsent t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gllm.core.batch import Batch, Chunk, ItemRef, ItemSlice
@@ -96,6 +96,7 @@ class Scheduler:
         self._in_flight: dict[int, tuple[Chunk, ...]] = {}
         self._unfed: set[int] = set()
         self._prefills = OrderedIds()  # seq of requests with schedulable tokens that are not decodes
+        self._small = OrderedIds()  # those whose schedulable tokens are too few for a chunk, with more to come
         self._decodes = OrderedIds()  # seq of requests whose sampled token can be fed back
         self._running = OrderedIds()  # seq of requests that hold KV blocks
         self._dropped: list[int] = []
@@ -186,24 +187,29 @@ class Scheduler:
         """The next micro-batch, or None while nothing can run or `max_in_flight` are in the pipeline."""
         if len(self._in_flight) >= self.config.max_in_flight:
             return None
-        budget = self._policy.budget(self._load())
+        load = self._load()
+        budget = self._policy.budget(load)
         self._starved_from = None
         chunks: list[Chunk] = []
         encode: list[ItemRef] = []
         self._add_decodes(chunks, min(budget.decode, budget.total))
-        remaining = min(budget.prefill, budget.total - len(chunks))
-        self._add_prefills(chunks, encode, remaining, last_resort=False)
+        self._add_prefills(chunks, encode, min(budget.prefill, budget.total - len(chunks)), self._prefills)
         if not chunks and not self._in_flight:
-            self._add_prefills(chunks, encode, remaining, last_resort=True)
+            # No decode got KV: only a prefill can go on, so it gets what it would get if there were none; and nothing
+            # else could run, so small pieces are taken too.
+            budget = self._policy.budget(replace(load, num_running_decodes=0))
+            for line in (self._prefills, self._small):
+                if not chunks:
+                    self._add_prefills(chunks, encode, budget.prefill, line)
         if not chunks:
             return None
-        batch = Batch(self._num_batches, tuple(chunks), self.take_dropped(), tuple(encode))
+        batch = Batch(self._num_batches, tuple(chunks), self.take_dropped(now), tuple(encode))
         self._num_batches += 1
         self._in_flight[batch.batch_id] = batch.chunks
         self._unfed.add(batch.batch_id)
         return batch
 
-    def take_dropped(self) -> tuple[int, ...]:
+    def take_dropped(self, now: float) -> tuple[int, ...]:
         """Requests that workers may forget; each is named once, here or in `Batch.dropped`."""
         dropped, self._dropped = tuple(self._dropped), []
         return dropped
@@ -213,7 +219,7 @@ class Scheduler:
     @property
     def has_schedulable(self) -> bool:
         """Some token could be scheduled now, were there room in the pipeline, in the budget and in the KV pool."""
-        return bool(self._decodes) or bool(self._prefills)
+        return bool(self._decodes) or bool(self._prefills) or bool(self._small)
 
     def is_live(self, request_id: int) -> bool:
         return request_id in self._states
@@ -277,12 +283,12 @@ class Scheduler:
             if state.line is self._decodes and self._fit_kv(state, 1):
                 chunks.append(self._send(state, 1))
 
-    def _add_prefills(self, chunks: list[Chunk], encode: list[ItemRef], budget: int, last_resort: bool) -> None:
+    def _add_prefills(self, chunks: list[Chunk], encode: list[ItemRef], budget: int, line: OrderedIds) -> None:
         prefills = passed_over = 0
-        line = self._prefills.walk()
-        while budget > 0 and (seq := next(line, None)) is not None:
+        walk = line.walk()
+        while budget > 0 and (seq := next(walk, None)) is not None:
             state = self._by_seq[seq]
-            wanted = self._wanted(state, budget, prefills, last_resort)
+            wanted = self._wanted(state, budget, prefills)
             num_tokens = self._fit_kv(state, wanted) if wanted else 0
             if num_tokens:
                 encode.extend(self._readiness.take(state.request.request_id, state.sent, state.sent + num_tokens))
@@ -296,18 +302,18 @@ class Scheduler:
                 # First come first served: nobody behind may start before who waits for KV; and a long line of requests
                 # with nothing to do now is not walked to its end. Those that hold KV already go on.
                 self._starved_from = seq if starved else None
-                line = self._started_prefills(seq)
+                walk = self._started(seq, line)
 
-    def _wanted(self, state: _State, budget: int, prefills_before: int, last_resort: bool) -> int:
+    def _wanted(self, state: _State, budget: int, prefills_before: int) -> int:
         """Tokens that the policy wants of this request; 0 passes it over."""
         end = self._readiness.room_end(state.request.request_id, state.ready_end)
         available = end - state.sent
         if available <= 0:
             return 0
-        return self._policy.grant(Offer(available, end == state.known, prefills_before, last_resort), budget)
+        return self._policy.grant(Offer(available, prefills_before), budget)
 
-    def _started_prefills(self, after: int) -> Iterator[int]:
-        return (seq for seq in self._running.walk(after) if self._by_seq[seq].line is self._prefills)
+    def _started(self, after: int, line: OrderedIds) -> Iterator[int]:
+        return (seq for seq in self._running.walk(after) if self._by_seq[seq].line is line)
 
     def _send(self, state: _State, num_tokens: int) -> Chunk:
         start, end = state.sent, state.sent + num_tokens
@@ -349,10 +355,10 @@ class Scheduler:
         """How many of the next `num_tokens` tokens get KV: all, fewer, or 0. Younger requests may be preempted."""
         if not state.blocks:
             while not self._may_start(state):
-                if not self._preempt_younger(state.seq, only_stuck=True):
+                if not (self._preempt_younger(state.seq, only_stuck=True) or self._preempt_waiting(state)):
                     return 0
         need = self.pool.blocks_for(state.sent + num_tokens) - len(state.blocks)
-        while need > self.pool.num_free and self._preempt_younger(state.seq):
+        while need > self.pool.num_free and (self._preempt_younger(state.seq) or self._preempt_waiting(state)):
             pass
         if need <= self.pool.num_free:
             return num_tokens
@@ -374,6 +380,20 @@ class Scheduler:
             victim = self._by_seq[victim_seq]
             if not victim.in_flight and (not only_stuck or self.is_stuck(victim.request.request_id)):
                 self._preempt(victim)
+                return True
+        return False
+
+    def _preempt_waiting(self, state: _State) -> bool:
+        """Free the KV of a request, older or younger, that has nothing to do until its client's pixels come: it has
+        little to lose, and may wait for long. Only for a request that needs nothing more itself, or two that wait would
+        push each other out for ever."""
+        if state.ready_end < state.known:
+            return False
+        for seq in reversed(self._running):
+            other = self._by_seq[seq]
+            idle = not other.in_flight and other.line is None and other is not state
+            if idle and self._readiness.waits_for_pixels(other.request.request_id):
+                self._preempt(other)
                 return True
         return False
 
@@ -433,7 +453,12 @@ class Scheduler:
         """Put the request into the line it belongs to now."""
         line = None
         if state.sent < state.ready_end and not state.aborted and (self.config.chunked_pipeline or not state.in_flight):
-            line = self._decodes if state.sent == state.known - 1 and state.outputs else self._prefills
+            if state.sent == state.known - 1 and state.outputs:
+                line = self._decodes
+            elif state.ready_end < state.known and state.ready_end - state.sent < self._policy.min_chunk_tokens:
+                line = self._small
+            else:
+                line = self._prefills
         if line is self._decodes and not state.decoding:
             state.decoding = True
             self._num_decoding += 1

@@ -167,7 +167,7 @@ class Driver:
             while (batch := self.core.next_batch(now)) is not None:
                 self._submit(batch, now)
                 moved = True
-        if not self._batches and (dropped := self.core.take_dropped()):
+        if not self._batches and (dropped := self.core.take_dropped(now)):
             self._forget(dropped)
             self.pipeline.forget(dropped)
         hung = self.pipeline.liveness.hung(now)

@@ -58,24 +58,25 @@ class EncoderScheduler:
         outstanding = self._outstanding.setdefault(encoder_id, set())
         if len(outstanding) >= max_outstanding:
             return None, ()
-        for seq in self._tracker.encodable.walk():
-            entry = self._tracker.by_seq(seq)
-            refs, full = self._buffer(entry)
-            if not full and (outstanding or self._batch_tokens is None):
-                continue
-            surrendered = self._make_room(entry, refs[0].num_tokens)
-            refs = self._fitting(refs)
-            # First come first served: when there is no room, the room that is made goes to this request.
-            return (self._issue(encoder_id, entry, refs) if refs else None), surrendered
-        return None, ()
+        # An idle encoder takes what is there; a busy one, and one that takes requests whole, only full batches.
+        only_full = bool(outstanding) or self._batch_tokens is None
+        seq = next(iter(self._tracker.full if only_full else self._tracker.encodable), None)
+        if seq is None:
+            return None, ()
+        entry = self._tracker.by_seq(seq)
+        refs = self._buffer(entry)
+        surrendered = self._make_room(entry, refs[0].num_tokens)
+        refs = self._fitting(refs)
+        # First come first served: when there is no room, the room that is made goes to this request.
+        return (self._issue(encoder_id, entry, refs) if refs else None), surrendered
 
-    def _buffer(self, entry: Entry) -> tuple[list[ItemRef], bool]:
-        """The items of the next batch, and whether the batch is full: C reached, or the request's remainder."""
+    def _buffer(self, entry: Entry) -> list[ItemRef]:
+        """The items of the next batch: until C is reached, or no further pixels are there."""
         refs: list[ItemRef] = []
         num_tokens = 0
         for index in range(entry.next_encode, len(entry.tags)):
             if entry.tags[index] is Tag.NO_PIXELS:
-                return refs, False
+                break
             if entry.tags[index] is not Tag.PENDING:
                 continue  # it stands behind an item that was lost with its encoder
             item = entry.request.items[index]
@@ -83,7 +84,7 @@ class EncoderScheduler:
             num_tokens += item.num_tokens
             if self._batch_tokens is not None and num_tokens >= self._batch_tokens:
                 break
-        return refs, True
+        return refs
 
     def _fitting(self, refs: list[ItemRef]) -> list[ItemRef]:
         """As many of the items, from the left, as there is room for."""

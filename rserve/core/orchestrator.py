@@ -27,7 +27,8 @@ class Orchestrator:
 
     def __init__(self, scheduler: SchedulerConfig, policy: TokenPolicy, config: RServeConfig) -> None:
         self.config = config
-        self.tracker = EmbeddingTracker(EmbeddingPool(config.embedding_capacity), config.intra_request_overlap)
+        pool = EmbeddingPool(config.embedding_capacity)
+        self.tracker = EmbeddingTracker(pool, config.intra_request_overlap, config.encoder_batch_tokens)
         token_scheduler = TokenScheduler(policy, config.inter_request_batching, config.min_chunk_tokens)
         self.scheduler = Scheduler(scheduler, self.tracker, token_scheduler)
         self._encodes = EncoderScheduler(self.tracker, config.encoder_batch_tokens, self.scheduler.is_stuck)
@@ -91,9 +92,9 @@ class Orchestrator:
         """Algorithm 2: the next micro-batch."""
         return self.scheduler.next_batch(now)
 
-    def take_dropped(self) -> tuple[int, ...]:
+    def take_dropped(self, now: float) -> tuple[int, ...]:
         """Requests that stage workers may forget, besides those that batches name."""
-        return self.scheduler.take_dropped()
+        return self.scheduler.take_dropped(now)
 
     def take_released(self) -> tuple[ItemRef, ...]:
         """Items whose embeddings are not needed any more."""

@@ -28,6 +28,4 @@ class TokenScheduler:
     def grant(self, offer: Offer, remaining: int) -> int:
         if offer.prefills_before and not self.inter_request_batching:
             return 0
-        num_tokens = self.base.grant(offer, remaining)
-        too_small = offer.available < self.min_chunk_tokens and not offer.completes
-        return 0 if too_small and not offer.last_resort else num_tokens
+        return self.base.grant(offer, remaining)

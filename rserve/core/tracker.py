@@ -44,15 +44,18 @@ class Entry:
 
 
 class EmbeddingTracker:
-    """Counts the room of embeddings (in tokens) in `pool`, names what is released, and keeps two lines in order of
-    arrival: `encodable` (requests whose next item can go to an encoder) and `holders` (requests with READY items)."""
+    """Counts the room of embeddings (in tokens) in `pool`, names what is released, and keeps lines in order of arrival:
+    `encodable` (requests whose next item can go to an encoder), `full` (those that have a full encode batch: C tokens,
+    or all that is left) and `holders` (requests with READY items)."""
 
-    def __init__(self, pool: EmbeddingPool, intra_request_overlap: bool) -> None:
+    def __init__(self, pool: EmbeddingPool, intra_request_overlap: bool, batch_tokens: int | None) -> None:
         self.pool = pool
         self.held = 0  # tokens READY and not released
         self.peak_held = 0
         self.encodable = OrderedIds()
+        self.full = OrderedIds()
         self.holders = OrderedIds()
+        self._batch_tokens = batch_tokens
         self._overlap = intra_request_overlap
         self._entries: dict[int, Entry] = {}
         self._by_seq: dict[int, Entry] = {}
@@ -83,6 +86,10 @@ class EmbeddingTracker:
     def is_coming(self, request_id: int) -> bool:
         return Tag.ENCODING in self._entries[request_id].tags
 
+    def waits_for_pixels(self, request_id: int) -> bool:
+        entry = self._entries[request_id]
+        return entry.first_unready < len(entry.tags) and entry.tags[entry.first_unready] is Tag.NO_PIXELS
+
     def room_end(self, request_id: int, end: int) -> int:
         return end  # room was reserved when the items went to an encoder
 
@@ -112,7 +119,8 @@ class EmbeddingTracker:
         self.reset(request_id)
         entry = self._entries.pop(request_id)
         del self._by_seq[entry.seq]
-        self.encodable.set(entry.seq, False)
+        self.encodable.remove(entry.seq)
+        self.full.remove(entry.seq)
 
     def stats(self) -> EmbeddingStats:
         return EmbeddingStats(self.held, self.peak_held, self.pool.used - self.held, self.pool.capacity)
@@ -193,4 +201,16 @@ class EmbeddingTracker:
             entry.next_encode += 1
         can_encode = entry.is_wanted and entry.next_encode < len(tags) and tags[entry.next_encode] is Tag.PENDING
         self.encodable.set(entry.seq, can_encode)
+        self.full.set(entry.seq, can_encode and self._has_full_batch(entry))
         self.holders.set(entry.seq, entry.held > 0)
+
+    def _has_full_batch(self, entry: Entry) -> bool:
+        num_tokens = 0
+        for index in range(entry.next_encode, len(entry.tags)):
+            if entry.tags[index] is Tag.NO_PIXELS:
+                return False
+            if entry.tags[index] is Tag.PENDING:
+                num_tokens += entry.request.items[index].num_tokens
+                if self._batch_tokens is not None and num_tokens >= self._batch_tokens:
+                    return True
+        return True

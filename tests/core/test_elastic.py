@@ -24,13 +24,14 @@ class ElasticWorld(World):
 
     def start_stage_encode(self) -> bool:
         batch = self.core.next_encode(self.num_encoders, self.tick())
+        at_stage = [other for other in self.encoding if other.encoder_id == self.num_encoders]
+        if batch is not None:
+            assert not at_stage, "stage 0 holds two encode batches: a decode could wait for both"
+            self.encoding.append(batch)
         self.drain()
         if batch is None:
             return False
         self.check_encode(batch)
-        at_stage = [other for other in self.encoding if other.encoder_id == self.num_encoders]
-        assert not at_stage, "stage 0 holds two encode batches: a decode could wait for both"
-        self.encoding.append(batch)
         assert not self.start_batch(), "stage 0 was given an encode batch while a micro-batch could run"
         return True
 
@@ -58,7 +59,7 @@ def worlds(draw) -> tuple[ElasticWorld, list]:
     )
     core = Orchestrator(scheduler, FixedBudget(budget), rserve)
     requests = [draw_request(rng, i, max_prompt, max_item, max_tokens) for i in range(draw(st.integers(1, 10)))]
-    return ElasticWorld(core, rng, budget, encoders, in_order=False), requests
+    return ElasticWorld(core, rng, budget, encoders), requests
 
 
 @pytest.mark.parametrize("faults", [False, True])
@@ -115,5 +116,5 @@ def test_long_random_runs():
             elastic_encode=True,
         )  # fmt: skip
         requests = [draw_request(rng, i, 60, 16, 12) for i in range(60)]
-        world = ElasticWorld(Orchestrator(scheduler, FixedBudget(16), rserve), rng, 16, 2, in_order=False)
+        world = ElasticWorld(Orchestrator(scheduler, FixedBudget(16), rserve), rng, 16, 2)
         world.run(requests, max_steps=200_000)

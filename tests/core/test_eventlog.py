@@ -9,6 +9,7 @@ import pytest
 
 from gllm.core.eventlog import Recorder, ReplayMismatch, dump, read, replay
 from gllm.core.policy import FixedBudget
+from gllm.core.request import Request
 from gllm.core.scheduler import SchedulerConfig
 from gllm.core.timeline import trace
 from rserve.config import RServeConfig
@@ -22,7 +23,7 @@ def logged_run(num_encoders: int, seed: int = 1) -> list[str]:
     """A random world with faults, logged: the lines."""
     config = RServeConfig(num_encoders=num_encoders, encoder_batch_tokens=12, embedding_capacity=20, min_chunk_tokens=3)
     lines = [dump(describe(SCHEDULER, FixedBudget(16), config)) + "\n"]
-    world = World(build(SCHEDULER, FixedBudget(16), config), Random(seed), 16, num_encoders, in_order=False)
+    world = World(build(SCHEDULER, FixedBudget(16), config), Random(seed), 16, num_encoders)
     world.core = Recorder(world.core, lambda record: lines.append(dump(record) + "\n"))
     world.run([draw_request(Random(seed + i), i, 40, 12, 10) for i in range(12)])
     return lines
@@ -42,6 +43,22 @@ def test_replay_notices_another_decision():
     core = rebuild(records[0] | {"policy": {"name": "FixedBudget", "max_tokens": 15}})
     with pytest.raises(ReplayMismatch, match="the log says"):
         list(replay(records[1:], core))
+
+
+def test_requests_that_come_one_after_the_other_replay():
+    """Between them the engine is idle, and workers are told what to forget by a call of its own."""
+    config = RServeConfig(num_encoders=1)
+    lines = [dump(describe(SCHEDULER, FixedBudget(16), config)) + "\n"]
+    core = Recorder(build(SCHEDULER, FixedBudget(16), config), lambda record: lines.append(dump(record) + "\n"))
+    for i in range(3):
+        core.on_request(Request(i, (1, 2, 3), (), 1), float(i))
+        batch = core.next_batch(float(i))
+        core.on_batch_done(batch.batch_id, {i: 5}, float(i))
+        assert core.take_dropped(float(i)) == (i,)
+        assert core.take_dropped(float(i)) == ()
+    records = list(read(lines))
+    assert sum(record["e"] == "take_dropped" for record in records) == 3
+    list(replay(records[1:], rebuild(records[0])))
 
 
 def test_a_line_cut_short_is_left_out():

@@ -127,3 +127,17 @@ def test_the_cost_of_an_iteration_follows_what_is_scheduled_not_what_waits():
 
     few, many = iteration(500), iteration(10_000)
     assert many < 3 * few
+
+
+def test_a_decode_without_kv_does_not_keep_an_older_prefill_from_going_on():
+    """Under token throttling, a younger decode takes the last block while an older prompt is half prefilled."""
+    config = SchedulerConfig(num_blocks=16, block_size=4, max_num_seqs=4)
+    core = Scheduler(config, ColocatedEncoder(EmbeddingPool(8)), TokenThrottling(8, 4, 8, 0.05, 8))
+    core.on_request(text(0, 40, max_tokens=4), 0.0)
+    core.on_request(text(1, 4, max_tokens=50), 0.0)
+    for _ in range(400):
+        if not core.is_live(0) and not core.is_live(1):
+            return
+        batch = core.next_batch(0.0)
+        core.on_batch_done(batch.batch_id, {c.request_id: 5 for c in batch.chunks if c.sample}, 0.0)
+    pytest.fail("the requests did not end")

@@ -61,9 +61,7 @@ def draw_request(rng: Random, request_id: int, max_prompt: int, max_item: int, m
 
 
 class World:
-    def __init__(
-        self, core: Scheduler | Orchestrator, rng: Random, budget: int, num_encoders: int, in_order: bool
-    ) -> None:
+    def __init__(self, core: Scheduler | Orchestrator, rng: Random, budget: int, num_encoders: int) -> None:
         self.core = core
         self.has_tracker = isinstance(core, Orchestrator)
         self.rng = rng
@@ -71,7 +69,6 @@ class World:
         self.scheduler = core.scheduler if isinstance(core, Orchestrator) else core
         self.pool = core.tracker.pool if isinstance(core, Orchestrator) else core._readiness.pool
         self.num_encoders = num_encoders
-        self.in_order = in_order
         self.clients: dict[int, Client] = {}
         self.pipeline: deque[Batch] = deque()
         self.unfed: deque[Batch] = deque()
@@ -99,9 +96,9 @@ class World:
         started = False
         for encoder in self.rng.sample(range(self.num_encoders), self.num_encoders):
             while (batch := self.core.next_encode(encoder, self.tick())) is not None:
+                self.encoding.append(batch)
                 self.drain()
                 self.check_encode(batch)
-                self.encoding.append(batch)
                 started = True
             self.drain()
         return started
@@ -173,11 +170,17 @@ class World:
             )
             at_encoders = sum(batch.num_tokens for batch in self.encoding)
             assert held == self.core.tracker.held
-            assert self.pool.used <= held + at_encoders <= self.pool.capacity or not self.in_order
+            assert self.pool.used == held + at_encoders <= self.pool.capacity
         assert 0 <= self.pool.used <= self.pool.capacity
         used = self.scheduler.pool.num_used
         assert used + self.scheduler.pool.num_free == self.scheduler.pool.num_blocks
         assert len(set(self.scheduler.pool._free)) == self.scheduler.pool.num_free
+
+    def forget(self, dropped: tuple[int, ...]) -> None:
+        """Workers forget these requests."""
+        for request_id in dropped:
+            self.clients[request_id].table.clear()
+            self.clients[request_id].sent = 0
 
     def check_encode(self, batch: EncodeBatch) -> None:
         assert batch.items
@@ -198,11 +201,8 @@ class World:
             assert not in_pipeline & {chunk.request_id for chunk in batch.chunks}
         assert len(self.pipeline) < scheduler.config.max_in_flight
         in_flight = {chunk.request_id for other in self.pipeline for chunk in other.chunks}
-        for request_id in batch.dropped:
-            assert request_id not in in_flight, "blocks freed under a running micro-batch"
-            client = self.clients[request_id]
-            client.table.clear()
-            client.sent = 0
+        assert not in_flight & set(batch.dropped), "blocks freed under a running micro-batch"
+        self.forget(batch.dropped)
         for ref in batch.encode:
             client = self.clients[ref.request_id]
             assert not client.pixels_to_come
@@ -253,6 +253,8 @@ class World:
             yield "done"
         if self.num_encoders:
             yield "encode"
+        if not self.pipeline:
+            yield "dropped"
         yield "batch"
         if faults and self.rng.random() < 0.1:
             if self.live():
@@ -286,6 +288,8 @@ class World:
                 self.start_encodes()
             elif choice == "batch":
                 self.start_batch()
+            elif choice == "dropped":
+                self.forget(self.core.take_dropped(self.tick()))
             if idle and not waiting and self.live() and not any(c.pixels_to_come for c in self.live()):
                 self.check_progress()
         assert not waiting, "the world did not come to an end"

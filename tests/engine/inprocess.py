@@ -70,7 +70,7 @@ class InProcessEngine:
         while any(self.core.is_live(i) for i in self.outputs):
             self.step(prompts)
         self.settle()
-        self.runner.forget(self.core.take_dropped())
+        self.runner.forget(self.core.take_dropped(0.0))
         assert self.runner.take_failures() == {}
         assert self.core.stats().blocks_used == self.receiver.num_rows_used == len(self.received) == 0
         assert not self.runner.states
