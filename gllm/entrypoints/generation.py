@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from gllm.entrypoints.app import Service
 
 logger = logging.getLogger(__name__)
-LARGE_BODY = 1 << 18  # bytes: reading such a body in the event loop would hold up the streams of others
+# Reading a body of so many bytes, or of so many values, in the event loop would hold up the streams of others.
+LARGE_BODY = 1 << 18
+MANY_VALUES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,12 @@ class Generation:
         return Response(output.whole(answer, usage), media_type="application/json")
 
     async def _understand(self, body: list[bytes]) -> ChatRequest | CompletionRequest:
-        def understand() -> ChatRequest | CompletionRequest:
-            return read_request(self._endpoint.request, strict_json.parse(b"".join(body)))
+        max_values = strict_json.MAX_VALUES + self._service.engine.max_model_len  # a prompt may be a list of token ids
 
-        if sum(map(len, body)) < LARGE_BODY:
+        def understand() -> ChatRequest | CompletionRequest:
+            return read_request(self._endpoint.request, strict_json.parse(b"".join(body), max_values))
+
+        if sum(map(len, body)) < LARGE_BODY and strict_json.most_values(b"".join(body)) < MANY_VALUES:
             return understand()
         return await self._service.in_thread(understand)
 

@@ -94,7 +94,7 @@ class GenerationRequest(Strict):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     stop: Annotated[list[str] | None, BeforeValidator(_stop_strings)] = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -140,7 +140,7 @@ class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions. Without a limit the output may fill the context. chat_template_kwargs: settings of the
     checkpoint's template (vLLM's field)."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -181,12 +181,23 @@ def read_request(kind: type[R], body: Any) -> R:
     if not isinstance(body, dict):
         raise BadRequest("The request body must be a JSON object.")
     fields = {name: value for name, value in body.items() if not _asks_for_nothing(name, value)}
+    _refuse_unknown(kind, fields)
     try:
         request = kind.model_validate(fields)
     except ValidationError as error:
         raise _first_error(error) from None
     request.check()
     return request
+
+
+def _refuse_unknown(kind: type[Strict], fields: dict[str, Any], place: str = "") -> None:
+    """Before pydantic sees them: it would make an error of each, however many there are."""
+    for name, value in fields.items():
+        if name not in kind.model_fields:
+            param = f"{place}{name}"[:200]
+            raise BadRequest(f"Unknown field: {param}.", param=param, code="unknown_parameter")
+        if name == "stream_options" and isinstance(value, dict):
+            _refuse_unknown(StreamOptions, value, "stream_options.")
 
 
 def unsupported(name: str) -> BadRequest:
@@ -207,8 +218,6 @@ def _asks_for_nothing(name: str, value: Any) -> bool:
 def _first_error(error: ValidationError) -> BadRequest:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:][:200]
-    if first["type"] == "extra_forbidden":
-        return BadRequest(f"Unknown field: {param}.", param=param, code="unknown_parameter")
     if first["type"] == "missing":
         return BadRequest(f"Missing field: {param}.", param=param, code="missing_required_parameter")
     reason = first["msg"].removeprefix("Value error, ")

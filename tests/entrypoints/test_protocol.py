@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gllm.entrypoints import protocol
 from gllm.entrypoints.protocol import NEUTRAL_VALUES, ChatRequest, CompletionRequest, read_request
 from gllm.errors import BadRequest
 from gllm.sampling_params import SamplingParams
@@ -129,6 +130,7 @@ def test_what_we_do_not_do_is_refused_by_name(fields: dict[str, Any]) -> None:
         ({"stop": ["a", 1]}, "stop"),
         ({"stop": {"a": 1}}, "stop"),
         ({"stop": ["a"] * 65}, "stop"),
+        ({"stop": "a" * 1025}, "stop"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
         ({"stream": "yes"}, "stream"),
@@ -187,6 +189,34 @@ def test_a_missing_field_is_named(kind: Any) -> None:
         read_request(kind, {})
     assert caught.value.param in ("messages", "prompt")
     assert caught.value.code == "missing_required_parameter"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [0] * 1000}, "messages[0]"),
+        ({"stop_token_ids": ["x"] * 64}, "stop_token_ids[0]"),
+        ({"stop": [0] * 1000}, "stop"),
+        ({f"unknown{n}": n for n in range(1000)}, "unknown0"),
+        ({"stream": True, "stream_options": {f"unknown{n}": n for n in range(1000)}}, "stream_options.unknown0"),
+        ({"x" * 5_000_000: 1}, "x" * 200),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_many_mistakes_make_one_error(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], param: str) -> None:
+    made: list[int] = []
+
+    def counting(error: Any) -> BadRequest:
+        made.append(error.error_count())
+        return first_error(error)
+
+    first_error = protocol._first_error
+    monkeypatch.setattr(protocol, "_first_error", counting)
+    with pytest.raises(BadRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+    assert len(caught.value.message) < 300
+    assert made in ([], [1])
 
 
 JSON = st.recursive(

@@ -56,3 +56,45 @@ def test_is_refused(body: bytes, reason: str) -> None:
 
 def test_a_whole_surrogate_pair_is_a_character() -> None:
     assert strict_json.parse(rb'"\ud83d\ude00"') == "\U0001f600"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[%s{}]" % (b"{}," * 1_000_000), b"[%s0]" % (b"0," * 200_001), b"[%s" % (b'"",' * 200_001), b'"' * 10_000_000],
+    ids=["objects", "numbers", "strings", "quotes"],
+)
+def test_too_many_values_are_refused_unread(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    monkeypatch.setattr(json, "loads", None)
+    monkeypatch.setattr(strict_json, "most_values", lambda _: 1 << 40)
+    with pytest.raises(BadRequest, match="200,000 JSON values"):
+        strict_json.parse(body)
+
+
+@pytest.mark.parametrize(
+    "value", ["a,b;{[" * 200_000, ['\\"{[,' * 100_000, "\\"], list(range(199_990)), {"k,": [","] * 90_000}]
+)
+def test_punctuation_in_strings_counts_for_nothing(value: object) -> None:
+    assert strict_json.parse(json.dumps(value).encode()) == value
+
+
+def test_the_limit_may_be_raised() -> None:
+    assert len(strict_json.parse(b"[%s0]" % (b"0," * 300_000), 300_001)) == 300_001
+
+
+@given(VALUES)
+def test_the_cheap_count_is_an_upper_bound(value: object) -> None:
+    def count(value: object) -> int:
+        if isinstance(value, dict):
+            return 1 + len(value) + sum(map(count, value.values()))
+        return 1 + (sum(map(count, value)) if isinstance(value, list) else 0)
+
+    assert count(value) <= strict_json.most_values(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("body", [rb'"' + rb"\"" * 500_000, b'["' + b"\\" * 999_999])
+def test_strings_without_an_end(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    """Minutes, if every quote were tried as the beginning of a string."""
+    monkeypatch.setattr(strict_json, "most_values", lambda _: 1 << 40)
+    with pytest.raises(BadRequest) as caught:
+        strict_json.parse(body)
+    assert caught.value.code == "invalid_json"
