@@ -81,6 +81,8 @@ class Fetcher:
 
         if target.scheme not in ("http", "https") or not target.host:
             raise BadRequest("only http and https URLs with a host can be fetched", code="invalid_url")
+        if target.port is not None and target.port > 65535:
+            raise BadRequest("a port is at most 65535", code="invalid_url")
         if target.userinfo:
             raise BadRequest("a URL with a user name or password is not fetched", code="invalid_url")
         failure: httpx.ConnectError | httpx.ConnectTimeout | None = None

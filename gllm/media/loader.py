@@ -40,6 +40,7 @@ class LoadingItem:
         self._size: asyncio.Future[Size] = loop.create_future()
         self._decoded: asyncio.Future[None] = loop.create_future()
         self._pixels: np.ndarray | None = None
+        self._cancelled = False
         self._task: asyncio.Task[None] | None = None
 
     async def size(self) -> Size:
@@ -54,6 +55,8 @@ class LoadingItem:
         """uint8 [H, W, 3], resized for the model: handed over once, so that the item keeps nothing of it alive.
         Raises BadRequest naming the item."""
         await asyncio.shield(self._decoded)
+        if self._cancelled:  # in the same turn of the loop as the pixels came
+            raise asyncio.CancelledError
         if self._pixels is None:
             raise RuntimeError(f"the pixels of image {self.index} have been handed over already")
         pixels, self._pixels = self._pixels, None
@@ -62,6 +65,7 @@ class LoadingItem:
     def cancel(self) -> None:
         """Stop fetching, drop what waits for a thread and what is here; who still waits gets CancelledError."""
         self._pixels = None
+        self._cancelled = True
         if self._task is not None:
             self._task.cancel()
         self._settle(asyncio.CancelledError())
@@ -90,7 +94,7 @@ class LoadingItem:
             if not isinstance(error, Exception):
                 raise
         else:
-            if not self._decoded.done():
+            if not (self._cancelled or self._decoded.done()):
                 self._pixels = pixels
                 self._decoded.set_result(None)
 
@@ -177,7 +181,11 @@ class MediaLoader:
             picture = decode()
             if picture.size != size:
                 raise BadRequest("its header tells another size than its pixels have", code="invalid_image")
-            return self._processor.pixels(picture)
+            try:
+                return self._processor.pixels(picture)
+            except (MemoryError, OSError, ValueError) as error:  # what Pillow raises while it converts and resizes
+                reason = f"its pixels cannot be resized ({type(error).__name__})"
+                raise BadRequest(reason, code="invalid_image") from None
 
         return await self._decoders.submit(ticket, work, cost=size.pixels)
 

@@ -16,11 +16,11 @@ def read_file_url(url: str, root: str | None, max_bytes: int) -> bytes:
     """The file that a file:// URL names, if it lies below `root`. The error says nothing of what else there is."""
     if root is None:
         raise BadRequest("file URLs are not allowed (see --allowed-local-media-path)", code="not_allowed")
-    parts = urlsplit(url)
     refused = BadRequest("not a readable image file below the allowed folder", code="not_allowed")
-    if parts.netloc.lower() not in ("", "localhost"):
-        raise refused
     try:
+        parts = urlsplit(url)
+        if parts.netloc.lower() not in ("", "localhost"):
+            raise refused
         base = Path(root).resolve(strict=True)
         names = Path(unquote(parts.path)).resolve(strict=True).relative_to(base).parts
         return _read_regular(_open_below(base, names), max_bytes)

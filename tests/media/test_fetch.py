@@ -117,6 +117,19 @@ def test_the_name_stays_in_tls() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("port", [65536, 99999, 10**30])
+def test_ports_that_there_are_not(port: int) -> None:
+    async def test() -> None:
+        async with running() as server:
+            server.answers["/x"] = redirect(f"http://127.0.0.1:{port}/")
+            for url in (f"http://127.0.0.1:{port}/", f"https://127.0.0.1:{port}/", server.url("/x")):
+                with pytest.raises(BadRequest) as refused:
+                    await get(url, allowed_media_domains=LOCAL)
+                assert refused.value.code == "invalid_url"
+
+    run(test())
+
+
 def test_every_hop_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "is_public", lambda address: address == "127.0.0.1")
 

@@ -16,7 +16,7 @@ from PIL import Image
 from gllm.config import EngineConfig
 from gllm.errors import BadRequest
 from gllm.media import image as images
-from gllm.media.loader import MediaLoader
+from gllm.media.loader import LoadingItem, MediaLoader
 from gllm.media.processor import ImageProcessor
 from gllm.media.source import Source
 from tests.media.files import bomb_png, encoded, gradient
@@ -318,5 +318,51 @@ def test_closing_cancels_what_is_loading() -> None:
         assert all(
             isinstance(r, asyncio.CancelledError) for r in await asyncio.gather(*waiting, return_exceptions=True)
         )
+
+    with_loader(test)
+
+
+def test_cancelling_in_the_turn_in_which_the_pixels_came() -> None:
+    async def main() -> None:
+        item = LoadingItem(1, PROCESSOR)
+
+        async def load() -> np.ndarray:
+            return np.zeros((28, 28, 3), np.uint8)
+
+        waiting = asyncio.create_task(item.pixels())
+        await asyncio.sleep(0)
+        await item.start(load)
+        item.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+@pytest.mark.parametrize("fault", [MemoryError(), OSError("unrecognised"), ValueError("bad size")])
+def test_a_resize_that_fails_is_the_items_error(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(ImageProcessor, "pixels", fail)
+
+    async def test(loader: MediaLoader, _: Server) -> None:
+        item = loader.load(Source(JPEG), 3)
+        assert await item.size() == (300, 200)
+        assert await refusal(item.pixels()) == f"image 3: its pixels cannot be resized ({type(fault).__name__})"
+
+    with_loader(test)
+
+
+def test_a_fault_reaches_who_waits_for_the_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("fault")
+
+    monkeypatch.setattr(ImageProcessor, "pixels", fail)
+
+    async def test(loader: MediaLoader, _: Server) -> None:
+        item = loader.load(Source(JPEG), 1)
+        with pytest.raises(KeyError):
+            await item.pixels()
 
     with_loader(test)

@@ -85,3 +85,9 @@ def test_a_trusted_callers_path(root: Path, tmp_path: Path) -> None:
         for path in (root / "fifo.png", root, root / "missing.png", tmp_path / "socket.png", "/dev/zero", "a\0b"):
             with pytest.raises(BadRequest):
                 read_path(path, LIMIT)
+
+
+@pytest.mark.parametrize("url", ["file://[::1", "file://[::1]x/a", "file://[", "file://\u2100/a"])
+def test_urls_that_cannot_be_split(root: Path, url: str) -> None:
+    with pytest.raises(BadRequest, match="below the allowed folder"):
+        read_file_url(url, str(root), LIMIT)
