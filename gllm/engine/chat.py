@@ -53,7 +53,7 @@ class Chat:
         try:
             rendered = render(self.messages)
         except Exception as error:  # a template runs arbitrary code and raises what it likes
-            reason = self._marker.sub("...", str(error))
+            reason = self._marker.sub("...", str(error))[:200]
             raise BadRequest(f"the chat template refuses these messages: {reason}", param="messages") from None
         pieces, position = [], 0
         for match in self._marker.finditer(rendered):
@@ -86,7 +86,8 @@ def read_messages(messages: Sequence[Mapping[str, Any]], *, trusted: bool, takes
             raise BadRequest(f"{place}.role must be one of {', '.join(ROLES)}, got {role!r:.40}", param=f"{place}.role")
         for key, value in message.items():
             if key not in _KNOWN_KEYS and value not in (None, [], {}):
-                raise BadRequest(f"{place}.{key} is not supported", param=f"{place}.{key}")
+                where = f"{place}.{key}"[:200]  # keys may be megabytes long
+                raise BadRequest(f"{where} is not supported", param=where)
         content = _read_content(chat, message.get("content"), f"{place}.content", trusted)
         if not takes_lists and isinstance(content, list):
             content = "\n".join(part["text"] for part in content if "text" in part)

@@ -150,6 +150,13 @@ def test_wrong_messages_are_refused(processor: Processor, messages: Any) -> None
     assert refused.value.message
 
 
+def test_long_keys_are_not_echoed(processor: Processor) -> None:
+    with pytest.raises(BadRequest) as refused:
+        processor.chat([{"role": "user", "content": "x", "k" * 5_000_000: 1}])
+    assert len(refused.value.message) < 300
+    assert refused.value.param == "messages[0]." + "k" * 188
+
+
 def test_spellings_of_image_parts(processor: Processor) -> None:
     parts = [
         {"type": "image_url", "image_url": "data:image/png;base64,AA=="},
