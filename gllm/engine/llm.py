@@ -111,6 +111,8 @@ class LLM:
             return completion(prompt, trusted=True)
         unknown = set(prompt) - {"prompt", "prompt_token_ids", "multi_modal_data"}
         data = prompt.get("multi_modal_data") or {}
+        if not isinstance(data, Mapping):
+            raise TypeError(f'"multi_modal_data" must be a mapping, not {type(data).__name__}')
         text = prompt.get("prompt", prompt.get("prompt_token_ids"))
         if unknown or set(data) - {"image"} or text is None:
             what = ", ".join(sorted(map(str, [*unknown, *(set(data) - {"image"})]))) or "no prompt"
@@ -165,8 +167,8 @@ class LLM:
                 await stream.aclose()
         except RequestError as error:
             result.error = error.message
-        except (ValueError, TypeError) as error:
-            result.error = str(error)
+        except Exception as error:  # whatever one prompt is wrong with must not lose the outputs of the others
+            result.error = str(error) or type(error).__name__
         result.finished = True
         return result
 

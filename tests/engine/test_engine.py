@@ -229,6 +229,39 @@ def test_a_lost_driver_ends_requests_with_503_and_comes_back(expected):
     asyncio.run(run())
 
 
+def test_a_silent_driver_is_ended_and_its_requests_get_503(expected):
+    async def run() -> None:
+        async with running(heartbeat_timeout=1.0) as engine:
+            work = asyncio.create_task(answer(engine, conversation(3, 3), SamplingParams(max_tokens=4000, seed=1)))
+            while not (await engine.stats()).get("requests_running"):
+                await asyncio.sleep(0.01)
+            os.kill(engine.worker_pid("driver"), signal.SIGSTOP)
+            with pytest.raises(Overloaded):
+                await asyncio.wait_for(work, 20)
+
+    asyncio.run(run())
+
+
+def test_when_no_encoder_can_be_kept_alive_all_start_again(expected):
+    async def run() -> None:
+        async with running(rserve=True) as engine:
+            for _ in range(4):
+                deadline = time.monotonic() + 20
+                while (pid := engine.worker_pid("encoder 0")) is None or not psutil.pid_exists(pid):
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.02)
+                os.kill(pid, signal.SIGKILL)
+                while engine.worker_pid("encoder 0") == pid:
+                    await asyncio.sleep(0.02)
+            deadline = time.monotonic() + 40
+            while not (await engine.health()).ok:
+                assert time.monotonic() < deadline, await engine.health()
+                await asyncio.sleep(0.1)
+            assert await answer(engine, conversation(3, 3)) == expected[3]
+
+    asyncio.run(run())
+
+
 def test_bad_requests_are_refused_and_leave_nothing():
     async def run() -> None:
         options = {"rserve": True, "embedding_capacity": 40, "max_model_len": 200, "max_queued_requests": 3}
@@ -259,6 +292,7 @@ def test_bad_requests_are_refused_and_leave_nothing():
         ({"max_model_len": 10**9}, "--max-model-len 1000000000 is above the model's"),
         ({"num_kv_blocks": 2, "max_model_len": 1000}, "--max-model-len 1000 does not fit into KV for 32 tokens"),
         ({"device": "cuda"}, "--device cuda: torch finds no CUDA device"),
+        ({"event_log": "/does/not/exist"}, "--event-log /does/not/exist cannot be written"),
     ],
 )
 def test_what_cannot_start_says_why_in_one_line(options, message):
@@ -277,10 +311,15 @@ def test_offline_outputs_come_in_order_with_errors_of_their_own():
         {"prompt": "what?", "multi_modal_data": {"video": []}},
         [10, 11, 12],
         "",
+        {"prompt": "x", "multi_modal_data": ["image"]},
+        {"prompt": "x", "multi_modal_data": {"image": 5}},
+        {"prompt": object()},
+        None,
     ]
     with LLM(rserve=True) as llm:
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
-        assert [o.error is None for o in outputs] == [True, False, True, False, True, False]
+        assert [o.error is None for o in outputs] == [True, False, True, False, True] + [False] * 5
+        assert all(o.error is None or (isinstance(o.error, str) and o.error) for o in outputs)
         assert "2 image placeholders but the request has 1 image" in outputs[1].error
         assert outputs[4].prompt_token_ids == [10, 11, 12]
         for output in (outputs[0], outputs[2], outputs[4]):
