@@ -86,16 +86,26 @@ class EncoderFleet:
         self._codec = Codec(ToEncoder)
         self._log = log
         self._up: dict[str, _Encoder] = {}
+        self._foretold: dict[str, int] = {}  # losses that are known before WorkerLost tells them
         self._liveness = Liveness(heartbeat_timeout, lambda name: self._send(self._up[name], Ping()))
         self.probe, self.hung, self.next_check = self._liveness.probe, self._liveness.hung, self._liveness.next_check
 
     # ---- coming and going ---------------------------------------------------------------------------------------
 
     def on_hello(self, identity: bytes, hello: Hello) -> None:
+        if hello.error:
+            return  # it ends, and WorkerLost follows
+        if hello.name in self._up:
+            # Its forerunner has ended, or it would not be here; the word of that comes from another process, later.
+            self.on_lost(hello.name, time.monotonic())
+            self._foretold[hello.name] = self._foretold.get(hello.name, 0) + 1
         self._up[hello.name] = _Encoder(hello.name, self._ids[hello.name], identity)
         self._liveness.add(hello.name, time.monotonic())
 
     def on_lost(self, name: str, now: float) -> None:
+        if self._foretold.get(name):
+            self._foretold[name] -= 1
+            return
         self._liveness.remove(name)
         encoder = self._up.pop(name, None)
         if encoder is None:

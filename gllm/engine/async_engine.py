@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATUS_SECONDS = 4.0  # a driver that does not answer in this time is not well
-MAX_RECOVERIES = 5  # of the driver, in the life of an engine
+MAX_RECOVERIES = 5  # within RECOVERY_SECONDS
+RECOVERY_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,9 @@ class AsyncEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._trouble: str | None = "the engine has not started"
         self._lost: dict[str, str] = {}
-        self._recoveries = 0
+        self._recoveries: list[float] = []  # when
+        self._heard = time.monotonic()  # the last message from the driver
+        self._busy = asyncio.Event()  # there are, or were a moment ago, requests
         self._closed = False
 
     def _check(self) -> None:
@@ -102,11 +106,12 @@ class AsyncEngine:
         """Until all workers are up. Raises StartupError in one line; then nothing is left running."""
         try:
             # The tokenizer takes seconds to load, most of them imports: meanwhile the workers start.
-            loading = asyncio.create_task(asyncio.to_thread(Processor, self.config.checkpoint, self.info, self.config))
+            loading = self._spawn(asyncio.to_thread(Processor, self.config.checkpoint, self.info, self.config))
             await self._start_workers()
             self.processor = await loading
             self._loader = MediaLoader(self.config, self.processor.images)
             await self._until_ready()
+            self._spawn(self._watch_driver())
         except BaseException:
             await self.close()
             raise
@@ -168,7 +173,7 @@ class AsyncEngine:
             await self._executor.close()
             self._executor = None
 
-    def _spawn(self, coroutine) -> asyncio.Task[None]:
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -212,8 +217,9 @@ class AsyncEngine:
         )  # fmt: skip
         detokenizer = Detokenizer(self.processor.vocabulary, params, self.info.eos_token_ids)
         stream = Stream(request.request_id, prompt.text, token_ids, num_item_tokens, detokenizer, self._on_close)
+        self._send(AddRequest(request, params))  # first: what cannot be sent must not be remembered
         self._streams[request.request_id] = stream
-        self._send(AddRequest(request, params))
+        self._busy.set()
         stream.items = loading
         for index, item in enumerate(loading):
             self._spawn(self._send_pixels(stream, index, item))
@@ -232,6 +238,10 @@ class AsyncEngine:
         except OSError as error:
             logger.error("the pixels of an item could not be stored: %s", error)
             self._end(stream, Overloaded("no memory for the pixels of an image", code="out_of_memory"))
+        except Exception:
+            if not stream.closed:
+                logger.exception("an item could not be prepared")
+                self._end(stream, Overloaded("an image could not be prepared", code="internal_error"))
         else:
             if stream.closed:
                 outlet.drop(stream.request_id)
@@ -261,7 +271,9 @@ class AsyncEngine:
 
     async def _receive(self, socket: zmq.asyncio.Socket) -> None:
         while True:
-            match self._codec.decode(await socket.recv()):
+            data = await socket.recv()
+            self._heard = time.monotonic()
+            match self._codec.decode(data):
                 case Outputs(outputs):
                     for output in outputs:
                         if stream := self._streams.get(output.request_id):
@@ -295,22 +307,40 @@ class AsyncEngine:
     def _on_lost(self, name: str, is_final: bool) -> None:
         """A worker has ended."""
         if self._ready is not None and not self._ready.done():
-            self._spawn(self._fail_start_soon(f"{name} ended while it started"))
-        elif name.startswith("encoder "):
+            self._spawn(self._fail_start_soon(self._ready, f"{name} ended while it started"))
+            return
+        if name.startswith("encoder "):
             self._send(WorkerLost(name))
             if is_final:
                 self._lost[name] = "ended too often"
                 logger.error("%s ended too often: it is not started again", name)
-        elif self._trouble is None:
-            # The stages hold the KV of each other's requests: without one, all start again.
+            if len(self._lost) < self.config.num_encoders:
+                return
+        if self._trouble is None:
+            # Stages hold the KV of each other's requests, and without an encoder no image is served: all start again.
             self._trouble = f"the engine lost a worker ({name}) and starts again"
             self._fail_all(self._trouble)
             self._spawn(self._recover())
 
-    async def _fail_start_soon(self, error: str) -> None:
+    async def _fail_start_soon(self, ready: asyncio.Future[DriverReady], error: str) -> None:
         """Its own words, if it had any, are on the way and go first."""
         await asyncio.sleep(1.0)
-        self._fail_start(error)
+        if not ready.done():
+            ready.set_exception(StartupError(error))
+
+    async def _watch_driver(self) -> None:
+        """While there are requests, a driver that says nothing for too long is ended; then all start again."""
+        while True:
+            await self._busy.wait()
+            await asyncio.sleep(self.config.heartbeat_timeout / 2)
+            if not self._streams:
+                self._busy.clear()
+            elif self._trouble is None and time.monotonic() - self._heard > self.config.heartbeat_timeout / 2:
+                asked = time.monotonic()
+                if await self._status() is None and self._heard < asked - self.config.heartbeat_timeout / 2:
+                    logger.error("the driver gives no sign of life: it is ended")
+                    if self._executor is not None:
+                        self._executor.kill(DRIVER)
 
     def _fail_all(self, reason: str) -> None:
         for stream in self._streams.values():
@@ -318,18 +348,21 @@ class AsyncEngine:
 
     async def _recover(self) -> None:
         """Start all workers anew. Requests that were inside have got a 503 that can be retried."""
-        while not self._closed and self._recoveries < MAX_RECOVERIES:
-            self._recoveries += 1
-            await self._stop_workers()
+        now = time.monotonic()
+        self._recoveries = [at for at in self._recoveries if now - at < RECOVERY_SECONDS]
+        while not self._closed and len(self._recoveries) < MAX_RECOVERIES:
+            self._recoveries.append(time.monotonic())
             try:
+                await self._stop_workers()
+                self._lost.clear()
                 await self._start_workers()
                 await self._until_ready()
-            except StartupError as error:
+            except Exception as error:
                 logger.error("the workers could not be started again: %s", error)
                 self._trouble = f"the engine could not start again: {error}"
+                await asyncio.sleep(len(self._recoveries))
             else:
                 logger.warning("the workers were started again")
-                self._lost.clear()
                 return
         if not self._closed:
             self._trouble = f"the engine is down: {self._trouble}"

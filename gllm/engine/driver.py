@@ -6,11 +6,13 @@ absent in the baseline.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import zmq
 
 from gllm.core.batch import Batch
@@ -43,6 +45,8 @@ from gllm.sampling_params import SamplingParams
 from gllm.worker.pixels import PixelFile, Pixels
 from gllm.worker.stage import Fed
 from gllm.worker.step import RequestSpec, StepInput, StepOutput, TokenLogprobs
+
+logger = logging.getLogger(__name__)
 
 API = b"api"
 PROBE_SECONDS = 2.0  # in which a worker has to answer a health probe
@@ -122,6 +126,7 @@ class Driver:
         self._live: dict[int, _Live] = {}
         self._batches: dict[int, Batch] = {}
         self._fed: dict[int, float] = {}
+        self._to_log: dict[int, tuple[Batch, int]] = {}  # with the number of stages that have still to report
         self._own_done: set[int] = set()  # micro-batches that stage 0 is done with
         self._outputs: dict[int, StepOutput] = {}
         self._probes: list[_Probe] = []
@@ -140,7 +145,12 @@ class Driver:
                 self._on_own_stage()
             while self._socket.poll(0):
                 identity, data, *frames = receive(self._socket, 2)
-                self._on_message(identity, self._codec.decode(data), frames)
+                try:
+                    message = self._codec.decode(data)
+                except msgspec.DecodeError as error:
+                    logger.error("a message from %r is dropped: %s", identity, error)
+                else:
+                    self._on_message(identity, message, frames)
             self._pump()
 
     def send(self, message: Message) -> None:
@@ -190,6 +200,8 @@ class Driver:
                 live.known_to_workers = True
                 new.append(self._spec(chunk.request_id, live.sampling))
         self._batches[batch.batch_id] = batch
+        if self._log is not None:
+            self._to_log[batch.batch_id] = (batch, self.pipeline.num_stages)
         self.pipeline.submit(StepInput(batch, tuple(tokens), tuple(new)), now)
 
     def _spec(self, request_id: int, sampling: SamplingParams) -> RequestSpec:
@@ -254,7 +266,11 @@ class Driver:
     def _log_span(self, span: Span) -> None:
         if self._log is None:
             return
-        batch = self._batches[span.batch_id]
+        batch, stages_left = self._to_log[span.batch_id]
+        if stages_left > 1:
+            self._to_log[span.batch_id] = (batch, stages_left - 1)
+        else:
+            del self._to_log[span.batch_id]
         chunks = [[chunk.request_id, chunk.start, chunk.num_tokens] for chunk in batch.chunks]
         kind = "decode" if all(chunk.num_tokens == 1 for chunk in batch.chunks) else "prefill"
         self._log(

@@ -43,8 +43,9 @@ def main(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = listen(context, Endpoint(address, Keys(**keys) if keys else None))
     deadline = time.monotonic() + engine.startup_timeout
-    log_file = open(engine.event_log, "w") if engine.event_log else None  # noqa: SIM115 (lives as long as the process)
+    log_file: IO[str] | None = None
     try:
+        log_file = _open_log(engine.event_log) if engine.event_log else None
         folder = Path(run_dir) if run_dir else None
         start = Start(engine, folder, device, rendezvous, encoders, embedding_capacity, socket, log_file)
         driver = start.driver(deadline)
@@ -168,6 +169,16 @@ def make_policy(config: EngineConfig) -> TokenPolicy:
         kv_threshold=defaults.kv_threshold if config.kvthresh is None else config.kvthresh,
         max_decodes=config.maxd,
     )
+
+
+def _open_log(path: str) -> IO[str]:
+    """The log of an earlier run, or of this one before the driver was lost, is kept as PATH.1. Raises StartupError."""
+    try:
+        if Path(path).is_file():
+            Path(path).replace(f"{path}.1")
+        return open(path, "w")
+    except OSError as error:
+        raise StartupError(f"--event-log {path} cannot be written: {error.strerror}") from None
 
 
 def _write(file: IO[str], record: Record) -> None:

@@ -32,6 +32,7 @@ class Pipeline:
     ) -> None:
         self.compute = compute
         self.liveness = Liveness(heartbeat, lambda name: self._send(workers[name], Ping()))
+        self.num_stages = stage.layout.pp
         self._stage = stage
         self._socket = socket
         self._codec = Codec(ToStage)

@@ -29,7 +29,9 @@ def connect(layout: Layout, rendezvous: str, device: torch.device) -> Parallel:
     groups = []
     if layout.tp > 1:
         # Every rank makes every group, in the same order.
-        groups = [dist.new_group(list(range(s * layout.tp, (s + 1) * layout.tp))) for s in range(layout.pp)]
+        groups = [
+            dist.new_group(list(range(s * layout.tp, (s + 1) * layout.tp)), timeout=TIMEOUT) for s in range(layout.pp)
+        ]
     return Parallel(
         tp_rank=layout.tp_rank,
         tp_size=layout.tp,
@@ -86,7 +88,7 @@ class SharedEmbeddings:
         if self._source is not None:
             try:
                 self._source.gather(request_id, index, start, num_tokens, out)
-            except (LookupError, ValueError) as caught:
+            except Exception as caught:
                 error = caught  # the others wait for the rows all the same
                 out.zero_()
         dist.broadcast(out, _first_rank(self._parallel), group=self._parallel.tp_group)
@@ -109,11 +111,11 @@ class SharedPixels:
 
     def pixels(self, request_id: int, index: int) -> torch.Tensor:
         image: torch.Tensor | None = None
-        error: LookupError | None = None
+        error: Exception | None = None
         if self._source is not None:
             try:
                 image = self._source.pixels(request_id, index).to(self._device)
-            except LookupError as caught:
+            except Exception as caught:
                 error = caught
         size = torch.tensor(image.shape[:2] if image is not None else (0, 0), device=self._device)
         dist.broadcast(size, _first_rank(self._parallel), group=self._parallel.tp_group)
