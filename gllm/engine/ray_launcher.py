@@ -25,6 +25,7 @@ from gllm.engine.ray_messages import End, Failed, Joined, Order, Reserve, Seated
 from gllm.worker.launcher import Exited, Lines, Start
 from gllm.worker.ray_worker import NICENESS, RayWorker
 
+KNOCK_SECONDS = 5.0
 END_SECONDS = 3.0  # what workers get to end by themselves
 LOCAL_STORE_BYTES = 100 << 20  # of a Ray that is started here: no objects go through it
 
@@ -127,6 +128,7 @@ def join(num_workers: int) -> dict[str, float]:
     """Join the cluster that RAY_ADDRESS names or that runs on this host, or start one here; what it has. Raises
     ConnectionError or RuntimeError, which say why not. num_workers: fit into one that is started here, as they do
     without Ray."""
+    _knock(os.environ.get("RAY_ADDRESS", ""))
     quiet = {"log_to_driver": True, "logging_level": "error", "configure_logging": True}
     try:
         ray.init(address="auto", **quiet)
@@ -137,6 +139,16 @@ def join(num_workers: int) -> dict[str, float]:
         own = {"num_cpus": max(num_workers, len(usable_cores())), "object_store_memory": LOCAL_STORE_BYTES}
         ray.init(address="local", include_dashboard=False, **own, **quiet)
     return {name: float(count) for name, count in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+
+
+def _knock(address: str) -> None:
+    """Ray itself would try for minutes. Raises ConnectionError when nobody answers at host:port."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
+        except OSError as error:
+            raise ConnectionError(f"RAY_ADDRESS {address} does not answer ({error})") from None
 
 
 def _first_line(error: BaseException) -> str:
