@@ -1,6 +1,6 @@
 """Every scheme in every layout answers like one process: one table, printed by
 
-pytest tests/engine/test_layouts.py -s
+    python -m pytest tests/engine/test_layouts.py -s -n 0
 """
 
 from __future__ import annotations
