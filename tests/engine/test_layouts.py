@@ -1,6 +1,6 @@
 """Every scheme in every layout answers like one process: one table, printed by
 
-    python -m pytest tests/engine/test_layouts.py -s -n 0
+python -m pytest tests/engine/test_layouts.py -s -n 0
 """
 
 from __future__ import annotations
