@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from gllm.core.policy import FixedBudget
 from gllm.core.request import Item, Request
 from gllm.core.scheduler import SchedulerConfig
@@ -78,3 +80,43 @@ def test_the_next_encode_is_found_without_walking_half_loaded_requests():
     for _ in range(100):
         assert core.next_encode(0, 0.0) is None  # a busy encoder gets a full batch only
     assert (time.perf_counter() - start) / 100 < 0.002
+
+
+@pytest.mark.parametrize("budget", [256, 512, 2048])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_two_items_that_do_not_fit_together_are_served_one_after_the_other(budget, overlap):
+    """Embedding capacity 3,000, two images of 2,304 tokens in one request: the first is released as it is consumed."""
+    scheduler = SchedulerConfig(num_blocks=400, block_size=16)
+    config = RServeConfig(
+        embedding_capacity=3000,
+        encoder_batch_tokens=1024 if overlap else None,
+        intra_request_overlap=overlap,
+    )
+    core = Orchestrator(scheduler, FixedBudget(budget), config)
+    core.on_request(with_images(0, num_items=2, size=2304), 0.0)
+    for index in range(2):
+        core.on_item_ready(0, index, 0.0)
+    for _ in range(100):
+        if not core.is_live(0):
+            break
+        if encode := core.next_encode(0, 0.0):
+            core.on_encoded(encode.batch_id, 0.0)
+        run(core)
+    assert not core.is_live(0)
+    assert core.embedding_stats().peak_held == 2304
+
+
+def test_six_requests_share_kv_for_one_and_embeddings_for_two_images():
+    config = RServeConfig(embedding_capacity=16, encoder_batch_tokens=8)
+    core = Orchestrator(SchedulerConfig(num_blocks=6, block_size=4), FixedBudget(64), config)
+    for i in range(6):
+        core.on_request(with_images(i, num_items=2), 0.0)
+        for index in range(2):
+            core.on_item_ready(i, index, 0.0)
+    for _ in range(300):
+        if encode := core.next_encode(0, 0.0):
+            core.on_encoded(encode.batch_id, 0.0)
+        run(core)
+    assert not any(core.is_live(i) for i in range(6))
+    stats = core.embedding_stats()
+    assert (stats.held, stats.encoding, core.stats().blocks_used) == (0, 0, 0)
