@@ -1,5 +1,5 @@
 """Everything that is measured on this machine, part by part: costs, all schemes under load, the simulator's prediction
-of these runs, and Table 1. A part that fails is named, and the others go on.
+of these runs, timelines, and Table 1. A part that fails is named, and the others go on.
 
     python -m benchmarks.real.run [--full] [--vllm-python PYTHON] [--model-path DIR] [--results DIR]
 
@@ -32,17 +32,18 @@ class Part:
 def parts(args: argparse.Namespace) -> list[Part]:
     """In order: a prediction needs costs and runs."""
     where = ("--results", str(args.results))
-    form = () if args.full else ("--quick",)
+    full = args.form == "full"
+    form = () if full else ("--quick",)
     model = ("--model-path", str(args.model_path)) if args.model_path else ()
     vllm = ("--vllm-python", args.vllm_python) if args.vllm_python else ()
     resume = ("--resume",) if args.resume else ()
-    load = "--full" if args.full else "--quick"
-    found = [Part("load", "benchmarks.real.compare", (load, *model, *vllm, *resume, *where))]
+    found = [Part("load", "benchmarks.real.compare", (f"--{args.form}", *model, *vllm, *resume, *where))]
     if args.model_path is None:
         # The simulator's costs are those of CPU workers; a real checkpoint runs where the engine finds a GPU.
         found.insert(0, Part("costs", "benchmarks.real.profile", (*form, *where)))
         found.append(Part("fidelity", "benchmarks.real.fidelity", where))
-    found.append(Part("table1", "benchmarks.functional.held_out", ("-n", "500" if args.full else "200", *where)))
+    found.append(Part("timelines", "benchmarks.real.timelines", (*model, *where)))
+    found.append(Part("table1", "benchmarks.functional.held_out", ("-n", "500" if full else "200", *where)))
     return found
 
 
@@ -81,12 +82,18 @@ def start(part: Part) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", dest="full", action="store_false", help="the default")
-    parser.add_argument("--full", action="store_true", help="longer runs, finer costs, all questions")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--quick", dest="form", action="store_const", const="quick", help="the default")
+    length.add_argument(
+        "--full", dest="form", action="store_const", const="full", help="longer runs, finer costs, all questions"
+    )
+    parser.set_defaults(form="quick")
     parser.add_argument("--vllm-python", help="Python of an environment with vLLM")
     parser.add_argument("--model-path", type=Path, help="a real checkpoint, for the load part")
     parser.add_argument("--resume", action="store_true", help="go on with the load runs of the plan in --results")
-    parser.add_argument("--only", nargs="+", choices=("costs", "load", "fidelity", "table1"), help="only these parts")
+    parser.add_argument(
+        "--only", nargs="+", choices=("costs", "load", "fidelity", "timelines", "table1"), help="only these parts"
+    )
     parser.add_argument("--results", type=Path, default=results.RESULTS, help="folder of result files")
     return parser.parse_args(argv)
 
