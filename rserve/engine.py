@@ -12,7 +12,7 @@ import zmq
 
 from gllm.config import EngineConfig
 from gllm.core.batch import EncodeBatch
-from gllm.core.eventlog import Record
+from gllm.core.eventlog import Record, encode_span
 from gllm.core.policy import TokenPolicy
 from gllm.core.scheduler import Scheduler, SchedulerConfig
 from gllm.engine.liveness import Liveness
@@ -159,10 +159,7 @@ class EncoderFleet:
             else:
                 self._receiver.free(place)
         if self._log is not None:
-            items = [[ref.request_id, ref.index] for ref in batch.items]
-            args = {"batch": batch.batch_id, "items": items}
-            span = {"e": "span", "worker": encoder.name, "kind": "encode", "name": f"encode {batch.num_tokens} tokens"}
-            self._log(span | {"start": message.start, "end": message.end, "args": args})
+            self._log(encode_span(encoder.name, batch.batch_id, batch.items, message.start, message.end))
         return {batch.items[index].request_id: error for index, error in message.errors.items()}
 
     def settle(self) -> None:

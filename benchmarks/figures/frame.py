@@ -55,13 +55,17 @@ def percent(share: float) -> str:
 def save(folder: Path, number: str, picture: Figure | None, numbers: Any, rows: Sequence[Row]) -> None:
     """fig12.png and fig12.json in the folder."""
     stem = figure_stem(number)
-    folder.mkdir(parents=True, exist_ok=True)
     if picture is not None:
-        picture.savefig(folder / f"{stem}.png", dpi=110, bbox_inches="tight", metadata={"Software": None})
+        write_picture(folder, stem, picture)
     results.write_json(
         folder / f"{stem}.json",
         {"figure": number, "commit": results.commit(), "numbers": numbers, "rows": [asdict(row) for row in rows]},
     )
+
+
+def write_picture(folder: Path, stem: str, picture: Figure) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    picture.savefig(folder / f"{stem}.png", dpi=110, bbox_inches="tight", metadata={"Software": None})
 
 
 def figure_stem(number: str) -> str:

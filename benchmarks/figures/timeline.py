@@ -64,5 +64,6 @@ def draw(axes: Axes, records: list[Record], title: str) -> None:
 
 def color_of(span: dict[str, Any]) -> str:
     """Requests are told apart by colour; a micro-batch of several has the colour of its first."""
-    first = span["name"].partition(":")[0].lstrip("r")
-    return COLORS[int(first) % len(COLORS)] if first.isdigit() else "#cccccc"
+    args = span["args"]
+    request_id: int = (args.get("items") or args["chunks"])[0][0]
+    return COLORS[request_id % len(COLORS)]

@@ -46,19 +46,20 @@ class Bench:
         return body | {"bystanders_cpu_s": round(sum(server.cpu_seconds() for server in others) - before, 3)}
 
 
-def make_setting(args: argparse.Namespace, scratch: Path) -> Setting:
+def make_setting(
+    scratch: Path, model_path: Path | None, mix: Mix, cores: Sequence[int] | None = None, token_budget: int = 2048
+) -> Setting:
     """Random weights run on two cores, so that results of larger machines compare; a real checkpoint on all."""
-    cores = tuple(args.cores or (usable_cores() if args.model_path else usable_cores()[:2]))
-    checkpoint = args.model_path or scratch / "checkpoint"
-    if args.model_path is None:
+    checkpoint = model_path or scratch / "checkpoint"
+    if model_path is None:
         write_checkpoint(checkpoint)
-        allow_pixels(checkpoint, mix_of(args).side[1])
+        allow_pixels(checkpoint, mix.side[1])
     return Setting(
         checkpoint=checkpoint.resolve(),
-        cores=cores,
-        token_budget=args.token_budget,
-        max_images=mix_of(args).images[1],
-        kv_gib=None if args.model_path else KV_GIB,
+        cores=tuple(cores or (usable_cores() if model_path else usable_cores()[:2])),
+        token_budget=token_budget,
+        max_images=mix.images[1],
+        kv_gib=None if model_path else KV_GIB,
     )
 
 

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A runner that is ended must end its servers: SIGTERM unwinds as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
-        setting = make_setting(args, Path(scratch))
+        setting = make_setting(Path(scratch), args.model_path, mix_of(args), args.cores, args.token_budget)
         bench = stack.enter_context(open_bench(args, setting, Path(scratch)))
         if not bench.servers:
             say(f"no server started: {json.dumps(bench.skipped, indent=1)}")

@@ -164,7 +164,7 @@ class Cluster:
         batch = encoder.queue.popleft()
         seconds = self.cost.encode_seconds(self._grids(batch.items))
         encoder.worker.is_busy = True
-        encoder.worker.book("encode", _items(batch.items), now, seconds, tokens=batch.num_tokens)
+        encoder.worker.encodes(batch.batch_id, batch.items, now, seconds)
         return [EncodeDone(now + seconds, encoder, batch)]
 
     def start_stage(self, stage: Stage, now: float) -> list[Event]:
@@ -175,14 +175,11 @@ class Cluster:
         if stage.index == 0:
             encode = self.cost.encode_seconds(self._grids(batch.encode), self.deployment.tp)
             if encode:
-                stage.worker.book("encode", _items(batch.encode), now, encode)
+                stage.worker.encodes(batch.batch_id, batch.encode, now, encode)
             self.core.on_batch_fed(batch.batch_id, now)
         seconds = self.cost.stage_seconds(batch, stage.num_layers, self.deployment.tp, stage.is_last)
         stage.worker.is_busy = True
-        stage.worker.book(
-            "prefill", _chunks(batch) if stage.worker.sink else "", now + encode, seconds, tokens=batch.num_tokens,
-            batch=batch.batch_id,
-        )  # fmt: skip
+        stage.worker.runs(batch, now + encode, seconds)
         return [StageDone(now + encode + seconds, stage, batch)]
 
     def _encode_in_stage(self, stage: Stage, now: float) -> list[Event]:
@@ -192,7 +189,7 @@ class Cluster:
             return []
         seconds = self.cost.encode_seconds(self._grids(batch.items), self.deployment.tp)
         stage.worker.is_busy = True
-        stage.worker.book("encode", _items(batch.items), now, seconds, tokens=batch.num_tokens)
+        stage.worker.encodes(batch.batch_id, batch.items, now, seconds)
         return [StageEncodeDone(now + seconds, stage, batch)]
 
     def _grids(self, refs: Iterable[ItemRef]) -> list[tuple[int, int, int]]:
@@ -202,15 +199,3 @@ class Cluster:
         """Nobody holds bytes here: what the core names as released is passed over."""
         if self.encoders:
             self.core.take_released()
-
-
-def _items(refs: Iterable[ItemRef]) -> str:
-    """Items by request, as the timeline names them: "r3: 0 1"."""
-    by_request: dict[int, list[int]] = {}
-    for ref in refs:
-        by_request.setdefault(ref.request_id, []).append(ref.index)
-    return ", ".join(f"r{request_id}: {' '.join(map(str, indices))}" for request_id, indices in by_request.items())
-
-
-def _chunks(batch: Batch) -> str:
-    return ", ".join(f"r{chunk.request_id}: {chunk.num_tokens}" for chunk in batch.chunks)

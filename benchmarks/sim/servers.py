@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from gllm.core.batch import Batch, EncodeBatch
+from gllm.core.batch import Batch, EncodeBatch, ItemRef
+from gllm.core.eventlog import Record, batch_span, encode_span
 
-SpanSink = Callable[[dict[str, Any]], None]
+SpanSink = Callable[[Record], None]
 
 
 @dataclass(slots=True)
@@ -25,11 +25,15 @@ class Worker:
     is_busy: bool = False
     busy: dict[str, float] = field(default_factory=dict)  # seconds by kind of work
 
-    def book(self, kind: str, what: str, start: float, seconds: float, **args: Any) -> None:
-        self.busy[kind] = self.busy.get(kind, 0.0) + seconds
+    def encodes(self, batch_id: int, refs: Sequence[ItemRef], start: float, seconds: float) -> None:
+        self.busy["encode"] = self.busy.get("encode", 0.0) + seconds
         if self.sink is not None and seconds > 0:
-            span = {"e": "span", "worker": self.name, "kind": kind, "name": what}
-            self.sink(span | {"start": start, "end": start + seconds, "args": args})
+            self.sink(encode_span(self.name, batch_id, refs, start, start + seconds))
+
+    def runs(self, batch: Batch, start: float, seconds: float) -> None:
+        self.busy["prefill"] = self.busy.get("prefill", 0.0) + seconds
+        if self.sink is not None and seconds > 0:
+            self.sink(batch_span(self.name, batch, start, start + seconds))
 
 
 @dataclass(slots=True)

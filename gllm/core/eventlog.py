@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gllm.core.batch import Batch, ItemRef
 from gllm.core.request import Item, Request
 
 INPUTS = (
@@ -70,6 +71,22 @@ def replay(records: Iterable[Record], core: Any) -> Iterator[tuple[Record, Any]]
                 f"record {number}: {record['e']} gave {plain(result)}, the log says {record.get('out')}"
             )
         yield record, result
+
+
+def batch_span(worker: str, batch: Batch, start: float, end: float) -> Record:
+    """A worker was busy with a micro-batch; times in seconds on the log's clock."""
+    chunks = [[chunk.request_id, chunk.start, chunk.num_tokens] for chunk in batch.chunks]
+    kind = "decode" if all(chunk.num_tokens == 1 for chunk in batch.chunks) else "prefill"
+    what = {"e": "span", "worker": worker, "kind": kind, "name": f"{kind} {batch.num_tokens} tokens"}
+    return what | {"start": start, "end": end, "args": {"batch": batch.batch_id, "chunks": chunks}}
+
+
+def encode_span(worker: str, batch_id: int, refs: Sequence[ItemRef], start: float, end: float) -> Record:
+    """A worker was busy with encoding: an encoder with an encode batch, stage 0 with the items of a micro-batch."""
+    tokens = sum(ref.num_tokens for ref in refs)
+    what = {"e": "span", "worker": worker, "kind": "encode", "name": f"encode {tokens} tokens"}
+    items = [[ref.request_id, ref.index] for ref in refs]
+    return what | {"start": start, "end": end, "args": {"batch": batch_id, "items": items}}
 
 
 def plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from gllm.core.batch import Batch
-from gllm.core.eventlog import Record
+from gllm.core.eventlog import Record, batch_span, encode_span
 from gllm.core.readiness import NeverFits
 from gllm.core.scheduler import Sampled
 from gllm.engine.control import receive
@@ -257,11 +257,7 @@ class Driver:
         """Stage 0 encoded items itself before it was fed."""
         batch = self._batches[span.batch_id]
         if self._log is not None and batch.encode:
-            args = {"batch": batch.batch_id, "items": [[ref.request_id, ref.index] for ref in batch.encode]}
-            self._log(
-                {"e": "span", "worker": "stage 0", "kind": "encode", "name": f"encode {len(batch.encode)} items"}
-                | {"start": span.start, "end": fed, "args": args}
-            )
+            self._log(encode_span("stage 0", batch.batch_id, batch.encode, span.start, fed))
 
     def _log_span(self, span: Span) -> None:
         if self._log is None:
@@ -271,12 +267,7 @@ class Driver:
             self._to_log[span.batch_id] = (batch, stages_left - 1)
         else:
             del self._to_log[span.batch_id]
-        chunks = [[chunk.request_id, chunk.start, chunk.num_tokens] for chunk in batch.chunks]
-        kind = "decode" if all(chunk.num_tokens == 1 for chunk in batch.chunks) else "prefill"
-        self._log(
-            {"e": "span", "worker": f"stage {span.stage}", "kind": kind, "name": f"{kind} {batch.num_tokens} tokens"}
-            | {"start": span.start, "end": span.end, "args": {"batch": batch.batch_id, "chunks": chunks}}
-        )
+        self._log(batch_span(f"stage {span.stage}", batch, span.start, span.end))
 
     # ---- messages -----------------------------------------------------------------------------------------------
 

@@ -12,10 +12,11 @@ import pytest
 from benchmarks import results
 from benchmarks.figures import budget, fidelity, fig02, fig05, fig10, fig14, measured, table1, timeline
 from benchmarks.figures.frame import Row, near, table
-from benchmarks.figures.points import MissingResult, Point, load, need, run_all, run_and_write
+from benchmarks.figures.points import MissingResult, Point, event_log, load, need, run_all, run_and_write
 from benchmarks.figures.run import FIGURES, figure, main
 from benchmarks.results import Result
 from benchmarks.systems import deploy
+from gllm.core import eventlog
 
 ROOT = Path(__file__).parents[2]
 POINT = Point(deployment=deploy("rserve", "PP4"), workload="1K", rate=0.5, num_requests=5)
@@ -85,7 +86,8 @@ def test_the_command_writes_pictures_numbers_and_the_summary(tmp_path):
     rows = json.loads((tmp_path / "summary.json").read_text())
     assert {"figure", "claim", "paper", "ours", "holds", "kind", "devices"} <= rows[0].keys()
     assert {row["figure"] for row in rows} == {"5"}
-    assert all(row["kind"] == "simulated" and row["devices"] for row in rows)
+    assert [row["kind"] for row in rows] == ["simulated", "simulated", "measured"]
+    assert all(row["devices"] for row in rows if row["kind"] == "simulated")
     assert {p.name for p in tmp_path.iterdir()} >= {"fig5.png", "fig5.json", "summary.json"}
 
 
@@ -122,8 +124,8 @@ def test_table_1_compares_answers(tmp_path):
 
 def test_idle_shares_of_a_timeline():
     def span(worker: str, start: float, end: float) -> dict:
-        times = {"start": start, "end": end, "args": {}}
-        return {"e": "span", "worker": worker, "kind": "prefill", "name": "r0: 1"} | times
+        times = {"start": start, "end": end, "args": {"batch": 0, "chunks": [[0, 0, 1]]}}
+        return {"e": "span", "worker": worker, "kind": "prefill", "name": "prefill 1 tokens"} | times
 
     stages = [span("stage 1", 1, 2), span("stage 0", 0, 1), span("stage 1", 3, 4)]
     log = [*stages, {"e": "next_batch"}, span("encoder 0", 0, 0.5)]
@@ -142,6 +144,24 @@ def test_the_encoders_share_grows_with_the_resolution_up_to_the_pixel_limit(tmp_
 def test_packing_removes_bubbles(tmp_path):
     run_all(tmp_path, fig10.points(), workers=1)
     assert fig10.draw(tmp_path)[0].holds
+
+
+def test_logs_of_the_real_system_are_drawn_beside_the_simulated_ones(tmp_path):
+    """Both come in one format: here a simulated log stands where the real one would."""
+    run_all(tmp_path, fig10.points(), workers=1)
+    claim = fig10.draw(tmp_path)[1]
+    assert (claim.kind, claim.holds) == ("measured", None)
+    for point in fig10.points():
+        name = f"timeline-10-{point.deployment.scheme}"
+        config = {"figure": "timeline-10", "case": point.deployment.scheme, "workload": "w", "devices": "3 on 2 cores"}
+        made = Result(kind="measured", name=name, config=config, seed=0, commit="c", machine="m",
+                      body=need(tmp_path, point))  # fmt: skip
+        path = results.write(tmp_path, made)
+        lines = [eventlog.dump(record) + "\n" for record in event_log(tmp_path, point)]
+        path.with_suffix(".events.jsonl").write_text("".join(lines))
+    simulated, claim = fig10.draw(tmp_path)
+    assert (claim.kind, claim.ours, claim.devices) == ("measured", simulated.ours, "3 on 2 cores")
+    assert (tmp_path / "fig10-measured.png").exists()
 
 
 def test_area_under_a_curve_and_what_counts_as_near():
