@@ -20,6 +20,7 @@ from gllm.engine.messages import Codec, Encode, Encoded, EncodeItem, Hello, Mess
 from gllm.errors import StartupError
 from gllm.worker.pixels import Pixels
 from rserve.config import RServeConfig
+from rserve.core.encoder_scheduler import MAX_LOSSES
 from rserve.core.orchestrator import Orchestrator, build, describe
 from rserve.embeddings import ReceivedEmbeddings
 from rserve.transport.base import Place, Receiver
@@ -92,28 +93,34 @@ class EncoderFleet:
 
     # ---- coming and going ---------------------------------------------------------------------------------------
 
-    def on_hello(self, identity: bytes, hello: Hello) -> None:
+    def on_hello(self, identity: bytes, hello: Hello) -> dict[int, str]:
         if hello.error:
-            return  # it ends, and WorkerLost follows
+            return {}  # it ends, and WorkerLost follows
+        failures: dict[int, str] = {}
         if hello.name in self._up:
             # Its forerunner has ended, or it would not be here; the word of that comes from another process, later.
-            self.on_lost(hello.name, time.monotonic())
+            failures = self.on_lost(hello.name, time.monotonic())
             self._foretold[hello.name] = self._foretold.get(hello.name, 0) + 1
         self._up[hello.name] = _Encoder(hello.name, self._ids[hello.name], identity)
         self._liveness.add(hello.name, time.monotonic())
+        return failures
 
-    def on_lost(self, name: str, now: float) -> None:
+    def on_lost(self, name: str, now: float) -> dict[int, str]:
         if self._foretold.get(name):
             self._foretold[name] -= 1
-            return
+            return {}
         self._liveness.remove(name)
         encoder = self._up.pop(name, None)
         if encoder is None:
-            return
+            return {}
         for _, places in encoder.batches.values():
             for place in places:
                 self._receiver.free(place)
-        self._core.on_encoder_lost(encoder.encoder_id, now)
+        fatal = self._core.on_encoder_lost(encoder.encoder_id, now)
+        return {
+            ref.request_id: f"image {ref.index + 1} cannot be encoded: the encoder ended {MAX_LOSSES} times at it"
+            for ref in fatal
+        }
 
     # ---- work -----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,17 +53,18 @@ PROBE_SECONDS = 2.0  # in which a worker has to answer a health probe
 
 
 class Encoders(Protocol):
-    """Separate encoders, as the driver sees them."""
+    """Separate encoders, as the driver sees them. What happens to them may cost requests: these are returned, with the
+    reason why an item of theirs cannot be encoded."""
 
-    def on_hello(self, identity: bytes, hello: Hello) -> None: ...
+    def on_hello(self, identity: bytes, hello: Hello) -> dict[int, str]: ...
 
     def on_encoded(self, message: Encoded, frames: Sequence[Any], now: float) -> dict[int, str]:
-        """frames: what came with the message. Returns requests of which an item could not be encoded, and why."""
+        """frames: what came with the message."""
         ...
 
     def on_pong(self, identity: bytes, now: float) -> None: ...
 
-    def on_lost(self, name: str, now: float) -> None: ...
+    def on_lost(self, name: str, now: float) -> dict[int, str]: ...
 
     def dispatch(self, now: float) -> bool:
         """Give encoders what the core has for them. Returns whether something was given."""
@@ -222,8 +223,7 @@ class Driver:
             self._fed[result.batch_id] = now
             self.core.on_batch_fed(result.batch_id, now)
             return
-        for request_id, reason in result.failures.items():
-            self._refuse(request_id, reason, retry=False)
+        self._refuse_all(result.failures)
         span = Span(0, result.batch_id, result.start, result.end)
         self._log_encode(span, self._fed.pop(result.batch_id, result.start))
         self._log_span(span)
@@ -292,14 +292,13 @@ class Driver:
             case _ if self.encoders is None:
                 pass  # an encoder of an engine that has none
             case Hello():
-                self.encoders.on_hello(identity, message)
+                self._refuse_all(self.encoders.on_hello(identity, message))
             case Encoded():
-                for request_id, reason in self.encoders.on_encoded(message, frames, now).items():
-                    self._refuse(request_id, reason, retry=False)
+                self._refuse_all(self.encoders.on_encoded(message, frames, now))
             case Pong():
                 self.encoders.on_pong(identity, now)
             case WorkerLost(name):
-                self.encoders.on_lost(name, now)
+                self._refuse_all(self.encoders.on_lost(name, now))
 
     def _add(self, message: AddRequest, now: float) -> None:
         request_id = message.request.request_id
@@ -315,6 +314,10 @@ class Driver:
             source = PixelFile(message.file, message.height, message.width)
             self._pixels.put(message.request_id, message.index, source, frames)
             self.core.on_item_ready(message.request_id, message.index, now)
+
+    def _refuse_all(self, failures: Mapping[int, str]) -> None:
+        for request_id, reason in failures.items():
+            self._refuse(request_id, reason, retry=False)
 
     def _refuse(self, request_id: int, reason: str, retry: bool) -> None:
         if request_id in self._live:

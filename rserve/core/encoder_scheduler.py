@@ -14,6 +14,7 @@ from gllm.core.batch import EncodeBatch, ItemRef
 from rserve.core.tracker import EmbeddingTracker, Entry, Tag
 
 MAX_OUTSTANDING = 2  # one running, one queued: the encoder never waits for a message
+MAX_LOSSES = 3  # encoders that may end at work on one item, before its request is given up
 
 
 class EncoderScheduler:
@@ -38,12 +39,16 @@ class EncoderScheduler:
         self._outstanding[batch.encoder_id].discard(batch_id)
         return tuple(ref for ref in batch.items if self._tracker.encoded(ref, generation))
 
-    def lost(self, encoder_id: int) -> None:
-        """An encoder is gone: its items wait to be encoded again."""
-        for batch_id in sorted(self._outstanding.pop(encoder_id, ())):
+    def lost(self, encoder_id: int) -> tuple[ItemRef, ...]:
+        """An encoder is gone: its items wait to be encoded again, those of the batch that it was working on one by one,
+        since one of them may be the cause. Returns the items that have ended MAX_LOSSES encoders."""
+        fatal = []
+        for number, batch_id in enumerate(sorted(self._outstanding.pop(encoder_id, ()))):
             batch, generation = self._issued.pop(batch_id)
             for ref in batch.items:
-                self._tracker.lost(ref, generation)
+                if self._tracker.lost(ref, generation, was_running=number == 0) >= MAX_LOSSES:
+                    fatal.append(ref)
+        return tuple(fatal)
 
     def num_encoding(self) -> int:
         """Encode batches that are at encoders."""
@@ -71,7 +76,8 @@ class EncoderScheduler:
         return (self._issue(encoder_id, entry, refs) if refs else None), surrendered
 
     def _buffer(self, entry: Entry) -> list[ItemRef]:
-        """The items of the next batch: until C is reached, or no further pixels are there."""
+        """The items of the next batch: until C is reached, or no further pixels are there. An item at which an encoder
+        ended goes alone."""
         refs: list[ItemRef] = []
         num_tokens = 0
         for index in range(entry.next_encode, len(entry.tags)):
@@ -79,10 +85,13 @@ class EncoderScheduler:
                 break
             if entry.tags[index] is not Tag.PENDING:
                 continue  # it stands behind an item that was lost with its encoder
+            is_suspect = entry.losses[index] > 0
+            if is_suspect and refs:
+                break
             item = entry.request.items[index]
             refs.append(ItemRef(entry.request.request_id, index, item.num_tokens))
             num_tokens += item.num_tokens
-            if self._batch_tokens is not None and num_tokens >= self._batch_tokens:
+            if is_suspect or (self._batch_tokens is not None and num_tokens >= self._batch_tokens):
                 break
         return refs
 

@@ -50,9 +50,10 @@ class Orchestrator:
             self.scheduler.refresh(request_id)
         return wanted
 
-    def on_encoder_lost(self, encoder_id: int, now: float) -> None:
-        """An encoder died and writes no more: its items are encoded again elsewhere, or once it is back."""
-        self._encodes.lost(encoder_id)
+    def on_encoder_lost(self, encoder_id: int, now: float) -> tuple[ItemRef, ...]:
+        """An encoder died and writes no more: its items are encoded again elsewhere, or once it is back. Returns items
+        that have cost too many encoders: their requests should be aborted."""
+        return self._encodes.lost(encoder_id)
 
     def on_batch_fed(self, batch_id: int, now: float) -> None:
         """Stage 0 has gathered the embeddings of a micro-batch: they are released."""

@@ -28,13 +28,15 @@ class Tag(Enum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Items of one request, by index. `next_encode`: the first that no encoder has or had; `first_unready`: the end of
-    the contiguous ready prefix; `first_held`: the first not released. `generation` counts preemptions: an item that was
-    at an encoder when its request was preempted comes back to nobody."""
+    """Items of one request, by index. `losses`: how many encoders ended while they worked on the item; `next_encode`:
+    the first that no encoder has or had; `first_unready`: the end of the contiguous ready prefix; `first_held`: the
+    first not released. `generation` counts preemptions: an item that was at an encoder when its request was preempted
+    comes back to nobody."""
 
     request: Request
     seq: int
     tags: list[Tag]
+    losses: list[int]
     next_encode: int = 0
     first_unready: int = 0
     first_held: int = 0
@@ -71,7 +73,8 @@ class EmbeddingTracker:
 
     def add(self, request: Request, seq: int) -> None:
         check_items_fit(request, self.pool.capacity)
-        entry = Entry(request, seq, [Tag.NO_PIXELS] * len(request.items))
+        count = len(request.items)
+        entry = Entry(request, seq, [Tag.NO_PIXELS] * count, [0] * count)
         self._entries[request.request_id] = self._by_seq[seq] = entry
 
     def ready_end(self, request_id: int, num_tokens: int) -> int:
@@ -156,14 +159,19 @@ class EmbeddingTracker:
         self._line_up(entry)
         return True
 
-    def lost(self, ref: ItemRef, generation: int) -> None:
-        """The encoder died with the item: it has to be encoded again."""
+    def lost(self, ref: ItemRef, generation: int, was_running: bool) -> int:
+        """The encoder died with the item, which it was working on or not: it has to be encoded again. Returns how many
+        encoders died at work on it."""
         self.pool.release(ref.num_tokens)
         entry = self._entries.get(ref.request_id)
-        if entry is not None and entry.generation == generation:
+        if entry is None:
+            return 0
+        entry.losses[ref.index] += was_running
+        if entry.generation == generation:
             entry.tags[ref.index] = Tag.PENDING
             entry.next_encode = min(entry.next_encode, ref.index)
             self._line_up(entry)
+        return entry.losses[ref.index]
 
     def surrender(self, entry: Entry) -> None:
         """Give up the embeddings of this request that wait for prefill; they are encoded again later."""

@@ -10,6 +10,7 @@ from gllm.core.policy import FixedBudget
 from gllm.core.request import Item, Request
 from gllm.core.scheduler import SchedulerConfig
 from rserve.config import RServeConfig
+from rserve.core.encoder_scheduler import MAX_LOSSES
 from rserve.core.orchestrator import Orchestrator
 
 
@@ -120,3 +121,39 @@ def test_six_requests_share_kv_for_one_and_embeddings_for_two_images():
     assert not any(core.is_live(i) for i in range(6))
     stats = core.embedding_stats()
     assert (stats.held, stats.encoding, core.stats().blocks_used) == (0, 0, 0)
+
+
+def test_an_item_that_ends_encoders_is_found_and_named():
+    """Three items go as one batch; the second ends every encoder that takes it."""
+    core = orchestrator(encoder_batch_tokens=24, num_encoders=2)
+    core.on_request(with_images(0, num_items=3), 0.0)
+    for index in range(3):
+        core.on_item_ready(0, index, 0.0)
+    assert [ref.index for ref in core.next_encode(0, 0.0).items] == [0, 1, 2]
+    assert core.on_encoder_lost(0, 0.0) == ()
+    done = []
+    fatal = ()
+    while not fatal:
+        batch = core.next_encode(1, 0.0)
+        (ref,) = batch.items
+        if ref.index == 1:
+            fatal = core.on_encoder_lost(1, 0.0)
+        else:
+            core.on_encoded(batch.batch_id, 0.0)
+            done.append(ref.index)
+    assert done == [0]
+    assert [(ref.request_id, ref.index) for ref in fatal] == [(0, 1)]
+    core.on_abort(0, 0.0)
+    assert not core.is_live(0)
+    assert core.tracker.pool.used == 0
+
+
+def test_what_only_waited_at_a_lost_encoder_is_not_blamed():
+    core = orchestrator(encoder_batch_tokens=8)
+    core.on_request(with_images(0, num_items=2), 0.0)
+    for index in range(2):
+        core.on_item_ready(0, index, 0.0)
+    for _ in range(MAX_LOSSES):
+        assert [core.next_encode(0, 0.0).items[0].index for _ in range(2)] == [0, 1]
+        fatal = core.on_encoder_lost(0, 0.0)
+    assert [ref.index for ref in fatal] == [0]

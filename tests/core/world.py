@@ -17,6 +17,7 @@ from gllm.core.readiness import ColocatedEncoder
 from gllm.core.request import Item, Request
 from gllm.core.scheduler import Scheduler, SchedulerConfig
 from rserve.config import RServeConfig
+from rserve.core.encoder_scheduler import MAX_LOSSES
 from rserve.core.orchestrator import Orchestrator
 
 STOP = 7  # the stop token id; output tokens are drawn from 0..9
@@ -31,6 +32,7 @@ class Client:
     sent: int = 0
     outputs: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
+    losses: dict[int, int] = field(default_factory=dict)  # by item: encoders that ended at work on it
     held: set[int] = field(default_factory=set)  # items whose embeddings are in stage 0's memory
     known_to_workers: bool = False
     aborted: bool = False
@@ -117,8 +119,18 @@ class World:
         encoder = self.rng.randrange(self.num_encoders)
         lost = [batch for batch in self.encoding if batch.encoder_id == encoder]
         self.encoding = [batch for batch in self.encoding if batch.encoder_id != encoder]
-        self.core.on_encoder_lost(encoder, self.tick())
+        fatal = self.core.on_encoder_lost(encoder, self.tick())
         self.drain()
+        expected = set()
+        for ref in min(lost, key=lambda batch: batch.batch_id).items if lost else ():
+            client = self.clients[ref.request_id]
+            if not client.aborted:
+                client.losses[ref.index] = client.losses.get(ref.index, 0) + 1
+                if client.losses[ref.index] >= MAX_LOSSES:
+                    expected.add(ref)
+        assert {ref for ref in fatal if not self.clients[ref.request_id].aborted} == expected
+        for ref in expected:
+            self.abort(self.clients[ref.request_id])
         if lost and self.rng.random() < 0.5:  # a late message about a dead batch
             assert self.core.on_encoded(lost[0].batch_id, self.tick()) == ()
 
@@ -189,6 +201,7 @@ class World:
         assert not client.aborted
         indices = [ref.index for ref in batch.items]
         assert indices == sorted(set(indices))
+        assert len(batch.items) == 1 or not client.losses.keys() & {*indices}, "an item that cost an encoder goes alone"
         for ref in batch.items:
             assert ref.index not in client.pixels_to_come, "encoded before its pixels were there"
             assert ref.index not in client.held, "encoded while its embeddings are held"

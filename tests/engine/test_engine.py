@@ -25,6 +25,7 @@ from gllm.core.eventlog import read, replay
 from gllm.core.timeline import trace
 from gllm.engine.async_engine import AsyncEngine
 from gllm.errors import BadRequest, Overloaded, StartupError
+from rserve.core.encoder_scheduler import MAX_LOSSES
 from rserve.core.orchestrator import rebuild
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
@@ -189,6 +190,32 @@ def test_a_killed_encoder_is_replaced_and_no_request_is_lost(expected):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
             assert engine.worker_pid("encoder 0") not in (None, first)
+
+    asyncio.run(run())
+
+
+def test_an_image_that_ends_every_encoder_costs_its_own_request_alone(expected):
+    image = {"type": "image", "image": picture(0, 1120, 1120)}  # at work for longer than it takes to see it
+    fatal = [{"role": "user", "content": [image, {"type": "text", "text": "what colour is picture 1?"}]}]
+
+    async def run() -> None:
+        async with running(rserve=True, mm_processor_kwargs={"max_pixels": 1120 * 1120}) as engine:
+
+            async def until_encoding(count: float) -> None:
+                deadline = time.monotonic() + 30
+                while (await engine.stats())["encode_batches_at_encoders"] != count:
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.005)
+
+            work = asyncio.create_task(answer(engine, fatal))
+            for _ in range(MAX_LOSSES):
+                await until_encoding(1)
+                os.kill(engine.worker_pid("encoder 0"), signal.SIGKILL)
+                await until_encoding(0)
+            with pytest.raises(BadRequest, match="image 1 cannot be encoded: the encoder ended 3 times at it"):
+                await work
+            assert await answer(engine, conversation(1, 1)) == expected[1]
+            await until_empty(engine)
 
     asyncio.run(run())
 
