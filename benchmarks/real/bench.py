@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,19 @@ class Bench:
     def load(self, name: str, requests: Sequence[Prepared], slo: float) -> dict[str, Any]:
         """One run; with the CPU seconds that the servers not asked have used meanwhile. Raises ServerFailed."""
         others = [server for other, server in self.servers.items() if other != name]
-        for server in others:
-            server.pause()
-        self.servers[name].resume()
+        self.pause_all_but([name])
         before = sum(server.cpu_seconds() for server in others)
         body = client.run(self.servers[name].url, requests, slo=slo, max_seconds=MAX_RUN_SECONDS)
         self.servers[name].check()
         return body | {"bystanders_cpu_s": round(sum(server.cpu_seconds() for server in others) - before, 3)}
+
+    def pause_all_but(self, names: Collection[str]) -> None:
+        """Only these use the CPU from here on."""
+        for name, server in self.servers.items():
+            if name in names:
+                server.resume()
+            else:
+                server.pause()
 
 
 def make_setting(

@@ -7,7 +7,8 @@
 
 All servers run all the time, and one is asked at a time, so that schemes take turns within seconds. An idle server of
 ours uses no CPU; vLLM's is stopped meanwhile (the CPU time of those not asked is in every result). Without a
-checkpoint: random weights, about 80 M parameters.
+checkpoint: random weights, about 80 M parameters; and what `fidelity` needs is measured in between: what single pieces
+of work cost, and how fast the machine was before and after every run.
 """
 
 from __future__ import annotations
@@ -21,19 +22,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import results, workloads
 from benchmarks.real import plan, summary
 from benchmarks.real.bench import Bench, make_setting, mix_of, open_bench, say
 from benchmarks.real.plan import Plan
+from benchmarks.real.profile import FILE, SERVERS, Profiler
 from benchmarks.real.requests import Prepared, prepare
 from benchmarks.real.servers import MODEL_NAME, ServerFailed
 from benchmarks.results import Result
 
 CALIBRATION_SEED = 1_000_002
 CALIBRATION_REQUESTS = 10
-MINUTES = {"quick": 7.0, "full": 60.0}  # of the runs proper; starting, warming up and calibrating come on top
+MINUTES = {"quick": 8.0, "full": 45.0}  # of the runs proper; starting, warming up and calibrating come on top
+SEEDS = {"quick": 3, "full": 6}
+PASSES = {"quick": 6, "full": 20}  # over all pieces of work, in between the runs
 OVERTIME = 1.25  # of the minutes, after which no run is begun
 FIGURE = "measured"  # where these runs are drawn
 
@@ -53,11 +58,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = chosen or make_plan(args, bench)
         chosen.save(args.results)
         say(f"{time.monotonic() - begin:.0f} s to here; {describe(chosen, bench)}")
+        profiler = Profiler(setting.checkpoint, setting.cores) if can_profile(args, bench) else None
+        passes = Passes(profiler and stack.enter_context(profiler), bench, PASSES[args.form])
         try:
-            run_all(chosen, bench, deadline=time.monotonic() + 60 * OVERTIME * minutes(args))
+            run_all(chosen, bench, passes, deadline=time.monotonic() + 60 * OVERTIME * minutes(args))
         except KeyboardInterrupt:
             say("interrupted: what is finished stays; --resume does the rest")
+        passes.write()
         return conclude(chosen, bench)
+
+
+def can_profile(args: argparse.Namespace, bench: Bench) -> bool:
+    """The simulator's costs are those of CPU workers; a real checkpoint runs where the engine finds a GPU."""
+    return args.model_path is None and {*SERVERS} <= bench.servers.keys()
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -73,7 +86,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cores", type=int, nargs="+", help="default: the first two that there are")
     parser.add_argument("--no-one-core", action="store_true", help="leave out the baseline on a single core")
     parser.add_argument("--rates", type=float, nargs="+", help="requests a second; default: by what gLLM can serve")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run each at every rate")
+    parser.add_argument("--seeds", type=int, nargs="+", help=f"one run each at every rate; default: {SEEDS} of them")
     parser.add_argument("--requests", type=int, help="of one run; default: by --minutes")
     parser.add_argument("--max-tokens", type=int, default=1, help="output tokens; the paper's main figures have 1")
     parser.add_argument("--images", type=int, nargs=2, help="fewest and most of a request; default 1 8")
@@ -100,7 +113,7 @@ def make_plan(args: argparse.Namespace, bench: Bench) -> Plan:
     alone = [bench.load(first, requests[i : i + 1], 1.0)["summary"]["ttft_mean"] for i in range(4)]
     capacity = bench.load(first, requests, 1.0)["summary"]["requests_per_s"]
     rates = tuple(sorted(args.rates)) if args.rates else plan.choose_rates(capacity)
-    seeds = tuple(args.seeds)
+    seeds = tuple(args.seeds or range(SEEDS[args.form]))
     return Plan(
         workload=f"random images, {mix.images[0]} to {mix.images[1]} a request",
         mix=mix,
@@ -127,7 +140,35 @@ def describe(chosen: Plan, bench: Bench) -> str:
 # ---- running ------------------------------------------------------------------------------------------------------
 
 
-def run_all(chosen: Plan, bench: Bench, deadline: float) -> None:
+@dataclass(slots=True)
+class Passes:
+    """Passes of the profiler, spread evenly over the runs: costs and runs meet the same moods of the machine."""
+
+    profiler: Profiler | None
+    bench: Bench
+    wanted: int
+    taken: int = 0
+
+    def before_run(self, number: int, total: int) -> None:
+        """number: of the run, from 0. Raises ServerFailed."""
+        if self.profiler is not None and number * self.wanted >= self.taken * total:
+            self.taken += 1
+            self.bench.pause_all_but(SERVERS)
+            self.profiler.sample({name: self.bench.servers[name] for name in SERVERS})
+
+    def probe(self) -> float | None:
+        """Seconds of the same piece of work on all cores at once, now; None where nothing is profiled."""
+        if self.profiler is None:
+            return None
+        self.bench.pause_all_but(())
+        return self.profiler.probe()
+
+    def write(self) -> None:
+        if self.profiler is not None and self.taken:
+            results.write_json(self.bench.out / FILE, self.profiler.costs())
+
+
+def run_all(chosen: Plan, bench: Bench, passes: Passes, deadline: float) -> None:
     """Every seed, rate and system, in turns. What is finished is kept; after the deadline nothing more is begun."""
     total = len(chosen.seeds) * len(chosen.rates) * len(bench.servers)
     done = 0
@@ -141,7 +182,8 @@ def run_all(chosen: Plan, bench: Bench, deadline: float) -> None:
                 if time.monotonic() > deadline:
                     say("out of time: what is finished stays; --resume does the rest")
                     return
-                run_one(chosen, bench, name, rate, seed, requests)
+                passes.before_run(done - 1, total)
+                run_one(chosen, bench, passes, name, rate, seed, requests)
                 say(f"  {done} of {total} runs")
 
 
@@ -151,10 +193,14 @@ def requests_of(chosen: Plan, seed: int, rate: float) -> list[Prepared]:
     return prepare(shapes, MODEL_NAME, seed * 1000 + chosen.rates.index(rate), logprobs=chosen.max_tokens > 1)
 
 
-def run_one(chosen: Plan, bench: Bench, name: str, rate: float, seed: int, requests: Sequence[Prepared]) -> None:
+def run_one(
+    chosen: Plan, bench: Bench, passes: Passes, name: str, rate: float, seed: int, requests: Sequence[Prepared]
+) -> None:
     entrant, server = bench.entrants[name], bench.servers[name]
     try:
+        before = passes.probe()
         body = bench.load(name, requests, chosen.slo)
+        body["probe_s"] = [before, passes.probe()]
     except ServerFailed as error:
         bench.skipped[name] = str(error)
         del bench.servers[name]

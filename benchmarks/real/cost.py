@@ -50,7 +50,7 @@ def least_squares(features: Sequence[Sequence[float]], seconds: Sequence[float])
 
 
 class SeatCost:
-    """Seconds of work on one seat, from the measurements of `seat.measure`."""
+    """Seconds of work on one seat, from what `seat.collect` made of its passes."""
 
     def __init__(self, measured: dict[str, Any]) -> None:
         points = [([(s // 14) ** 2 for s in row["sides"]], row["seconds"]) for row in measured["encode"]]
@@ -129,22 +129,23 @@ class MeasuredCost:
     stage, encoder: seats of the two workers. step_s: the driver's own time around a micro-batch. hop_s: a message
     between driver and encoder. token_s: an embedding's way through shared memory. beside: how much slower each works
     while the other does ("encode", "prefill"; 1: not at all). stolen: (encoder, stage) share of their cores that the
-    API process takes.
+    API process takes. pace: how many times longer everything takes than when it was measured.
     """
 
     def __init__(
         self, model: ModelSpec, stage: SeatCost, encoder: SeatCost | None, *, num_kv_tokens: int, step_s: float,
         hop_s: float, token_s: float, beside: dict[str, float], stolen: tuple[float, float] = (0.0, 0.0),
+        pace: float = 1.0,
     ) -> None:  # fmt: skip
         self.model = model
         self._stage = stage
         self._encoder = encoder
         self._num_kv_tokens = num_kv_tokens
-        self._step_s = step_s
-        self._hop_s = hop_s
-        self._token_s = token_s
+        self._step_s = step_s * pace
+        self._hop_s = hop_s * pace
+        self._token_s = token_s * pace
         self._beside = beside
-        self._encoder_pace, self._stage_pace = (1 / (1 - share) for share in stolen)
+        self._encoder_pace, self._stage_pace = (pace / (1 - share) for share in stolen)
         self._cluster: Cluster | None = None
 
     def watch(self, cluster: Cluster) -> None:

@@ -1,11 +1,12 @@
 """Predicted against measured: the simulator, with this machine's costs, serves the very requests of the measured runs.
 
-    python -m benchmarks.real.fidelity [--results DIR]     # after `profile` and `compare` in the same folder
+    python -m benchmarks.real.fidelity [--results DIR]     # after `compare` in the same folder
 
-Costs come from `profile`, which timed single pieces of work; nothing is fitted to the runs that are predicted. What is
-modelled beside the models' work: HTTP and admission (constant, and by body size), preprocessing by two threads, the
-driver's step, messages to the encoder and back, workers that slow each other down, and the share of the cores that the
-API process takes. vLLM is measured but not predicted: its kernels are not ours.
+Costs come from `profile`, which timed single pieces of work in between the runs; nothing is fitted to the runs that are
+predicted. A shared machine is slow at times: probes before and after each run tell how much longer work takes in it.
+What is modelled beside the models' work: HTTP and admission (constant, and by body size), preprocessing by two threads,
+the driver's step, messages to the encoder and back, workers that slow each other down, and the share of the cores that
+the API process takes. vLLM is measured but not predicted: its kernels are not ours.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ class Machine:
     def read(cls, costs: dict[str, Any]) -> Machine:
         seats = {name: SeatCost(measured) for name, measured in costs["seats"].items()}
         servers, baseline = costs["servers"], seats[max(seats, key=int)]
-        decode = servers["decode"]
-        step_s = max(0.0, decode["gap"] - baseline.chunks([(int(decode["context"]), 1)]) - baseline.sample(1))
+        decode_s = baseline.chunks([(int(servers["decode_context"]), 1)]) + baseline.sample(1)
+        step_s = max(0.0, servers["decode_gap"] - decode_s)
         text_s = baseline.chunks([(0, int(servers["text_prompt_tokens"]))]) + baseline.sample(1)
         return cls(
             costs=costs,
@@ -110,7 +111,12 @@ class Machine:
             image_cpu=line_through(costs["preprocessing"], "cpu"),
         )
 
-    def cost(self, scheme: str, cores: int, model: ModelSpec, load: float) -> MeasuredCost:
+    def pace(self, run: Result) -> float:
+        """How many times slower than usual the machine was around a run."""
+        probes = [probe for probe in run.body.get("probe_s", ()) if probe]
+        return statistics.fmean(probes) / float(self.costs["probe_s"]) if probes else 1.0
+
+    def cost(self, scheme: str, cores: int, model: ModelSpec, load: float, pace: float) -> MeasuredCost:
         """load: cores that the API process keeps busy. It takes from all cores alike; workers whose threads wait for
         each other lose with each of them."""
         one, separate = self.seats["1"], scheme in SEPARATE
@@ -127,6 +133,7 @@ class Machine:
             token_s=self.costs["transfer_token_s"],
             beside=self.costs["beside"] or {"encode": 1.0, "prefill": 1.0},
             stolen=(stolen, stolen if separate else min(0.5, load)),
+            pace=pace,
         )
 
 
@@ -169,11 +176,12 @@ def model_spec(checkpoint: Path) -> ModelSpec:
     )
 
 
-def predict(machine: Machine, layout: Layout, chosen: Plan, system: str, rate: float, seed: int) -> list[float]:
+def predict(machine: Machine, layout: Layout, chosen: Plan, run: Result) -> list[float]:
     """TTFTs in seconds of one measured run, in its requests' order."""
-    requests, laid_out = layout.requests(chosen, seed, rate)
+    system, rate, pace = run.config["system"], run.config["rate"], machine.pace(run)
+    requests, laid_out = layout.requests(chosen, run.seed, rate)
     jobs = [
-        Job(request.arrival + machine.request_s + machine.body_byte_s * len(request.body), job)
+        Job(request.arrival + pace * machine.request_s + machine.body_byte_s * len(request.body), job)
         for request, job in zip(requests, laid_out, strict=True)
     ]
     scheme, cores = ("gllm", 1) if system == "gllm-1core" else (system, machine.costs["config"]["cores"])
@@ -181,9 +189,9 @@ def predict(machine: Machine, layout: Layout, chosen: Plan, system: str, rate: f
         scheme=scheme, encoders=int(scheme in SEPARATE), token_budget=chosen.token_budget,
         encoder_batch_tokens=BATCH_TOKENS["cpu"],
     )  # fmt: skip
-    cost = machine.cost(scheme, cores, layout.model, api_load(machine, requests, rate))
+    cost = machine.cost(scheme, cores, layout.model, pace * api_load(machine, requests, rate), pace)
     cluster = Cluster(deployment, cost)  # type: ignore[arg-type]
-    cluster.preprocess = Preprocessing(*machine.image)  # type: ignore[assignment]
+    cluster.preprocess = Preprocessing(*(pace * seconds for seconds in machine.image))  # type: ignore[assignment]
     cost.watch(cluster)
     served = {one.request_id: one.first_token for one in cluster.run(jobs).served}
     return [served[n] - request.arrival for n, request in enumerate(requests)]
@@ -208,7 +216,7 @@ def compare(machine: Machine, layout: Layout, chosen: Plan, found: Iterable[Resu
     predictions = []
     for (system, rate), runs in sorted(by_key.items()):
         if rate in wanted:
-            predicted = [statistics.fmean(predict(machine, layout, chosen, system, rate, run.seed)) for run in runs]
+            predicted = [statistics.fmean(predict(machine, layout, chosen, run)) for run in runs]
             measured = [run.body["summary"]["ttft_mean"] for run in runs]
             predictions.append(
                 Prediction(system, rate, statistics.fmean(predicted), statistics.fmean(measured), len(runs))
@@ -233,7 +241,7 @@ def run(folder: Path) -> list[Prediction]:
     """Raises FileNotFoundError, in one line, when the measurements are not there."""
     chosen = Plan.read(folder)
     if chosen is None or not (folder / FILE).exists():
-        raise FileNotFoundError(f"{folder} has no real-plan.json and {FILE}: run profile and compare first")
+        raise FileNotFoundError(f"{folder} has no real-plan.json and {FILE}: run compare first")
     machine = Machine.read(json.loads((folder / FILE).read_text()))
     with tempfile.TemporaryDirectory() as scratch:
         checkpoint = Path(chosen.model_path or Path(scratch, "checkpoint"))

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.real import client
 from benchmarks.real.requests import Prepared, data_url, random_picture
-from benchmarks.real.servers import MODEL_NAME, Server, Setting, our_command, process_cpu_seconds, start
+from benchmarks.real.servers import MODEL_NAME, Server, ServerFailed, process_cpu_seconds
 from benchmarks.sim.images import Image
 from gllm.config import EngineConfig
 from gllm.media.loader import MediaLoader
@@ -28,49 +28,57 @@ from gllm.worker.process import settle
 from rserve.transport.shm import ShmReceiver, ShmSender
 
 PADDING = 400_000  # bytes of a large body
+REPEATS = 6
+APART = 0.15  # seconds between requests, so that one is done before the next comes
+DECODES = 32
 SIDES = (112, 224, 448)
 
 
-def measure_servers(setting: Setting, folder: Path, repeats: int) -> dict[str, Any]:
-    """From a live baseline server and one with an encoder. All values in seconds unless their name says otherwise."""
-    with start("gllm", our_command("gllm", setting), setting.cores, folder) as server:
-        text = _texts(server, repeats)
-        large = _texts(server, repeats, padding=PADDING)
-        found = {
-            "text_ttft": text["ttft"],
-            "text_prompt_tokens": text["prompt_tokens"],
-            "per_body_byte": max(0.0, large["ttft"] - text["ttft"]) / PADDING,
-            "request_cpu": text["cpu"],
-            "decode": _decode_gap(server, max(2, repeats // 4)),
-            "health": _health(server, repeats),
-        }
-    with start("rserve", our_command("rserve", setting), setting.cores, folder) as server:
-        found["health_with_encoder"] = _health(server, repeats)
-    return found
-
-
-def _texts(server: Server, repeats: int, padding: int = 0) -> dict[str, float]:
-    """Text-only requests of one output token, one by one. cpu: of the API process and the client, a request."""
-    request = _text_request(1, padding)
-    client.run(server.url, [request], slo=1.0, max_seconds=60.0)
-    before = process_cpu_seconds(server.process.pid) + time.process_time()
-    bodies = [client.run(server.url, [request], slo=1.0, max_seconds=60.0) for _ in range(repeats)]
-    cpu = process_cpu_seconds(server.process.pid) + time.process_time() - before
+def measure_servers(baseline: Server, with_encoder: Server) -> dict[str, float]:
+    """From the live servers of gllm and rserve, idle otherwise; a few seconds. In seconds unless the name says else.
+    Raises ServerFailed."""
+    text, large = _texts(baseline), _texts(baseline, padding=PADDING)
     return {
-        "ttft": statistics.median(body["summary"]["ttft_mean"] for body in bodies),
-        "prompt_tokens": bodies[0]["prompt_tokens_mean"],
-        "cpu": cpu / repeats,
+        "text_ttft": text["ttft"],
+        "text_prompt_tokens": text["prompt_tokens"],
+        "per_body_byte": (large["ttft"] - text["ttft"]) / PADDING,
+        "request_cpu": text["cpu"],
+        **_decode_gap(baseline),
+        "health": _health(baseline),
+        "health_with_encoder": _health(with_encoder),
     }
 
 
-def _decode_gap(server: Server, repeats: int) -> dict[str, float]:
+def _texts(server: Server, padding: int = 0) -> dict[str, float]:
+    """Text-only requests of one output token, one by one. cpu: of the API process and the client, a request."""
+    requests = [_text_request(number * APART, 1, padding) for number in range(REPEATS)]
+    before = process_cpu_seconds(server.process.pid) + time.process_time()
+    body = _served(server, requests)
+    cpu = process_cpu_seconds(server.process.pid) + time.process_time() - before
+    return {
+        "ttft": statistics.median(body["ttfts"]),
+        "prompt_tokens": body["prompt_tokens_mean"],
+        "cpu": cpu / len(requests),
+    }
+
+
+def _decode_gap(server: Server) -> dict[str, float]:
     """Seconds from token to token of one request alone, and the mean context of these steps."""
-    bodies = [client.run(server.url, [_text_request(65)], slo=1.0, max_seconds=120.0) for _ in range(repeats)]
-    gap = statistics.median(body["summary"]["tpot_mean"] for body in bodies)
-    return {"gap": gap, "context": bodies[0]["prompt_tokens_mean"] + 32}
+    body = _served(server, [_text_request(0.0, 1 + DECODES)])
+    return {
+        "decode_gap": body["summary"]["tpot_mean"],
+        "decode_context": body["prompt_tokens_mean"] + DECODES // 2,
+    }
 
 
-def _text_request(max_tokens: int, padding: int = 0) -> Prepared:
+def _served(server: Server, requests: Sequence[Prepared]) -> dict[str, Any]:
+    body = client.run(server.url, requests, slo=1.0, max_seconds=60.0)
+    if body["failed"]:
+        raise ServerFailed(f"{server.system}: {body['errors']}")
+    return body
+
+
+def _text_request(arrival: float, max_tokens: int, padding: int = 0) -> Prepared:
     body = {
         "model": MODEL_NAME,
         "messages": [{"role": "user", "content": "which picture shows a star?"}],
@@ -82,14 +90,14 @@ def _text_request(max_tokens: int, padding: int = 0) -> Prepared:
         "stream_options": {"include_usage": True},
         "user": "x" * padding,
     }
-    return Prepared(0.0, json.dumps(body).encode())
+    return Prepared(arrival, json.dumps(body).encode())
 
 
-def _health(server: Server, repeats: int) -> float:
+def _health(server: Server) -> float:
     """Median of a health probe: to the driver and back, and with encoders on to each of them and back."""
     taken = []
     with httpx.Client(base_url=server.url, trust_env=False) as http:
-        for _ in range(repeats + 1):
+        for _ in range(REPEATS + 1):
             begin = time.perf_counter()
             http.get("/health").raise_for_status()
             taken.append(time.perf_counter() - begin)
@@ -99,7 +107,7 @@ def _health(server: Server, repeats: int) -> float:
 # ---- images -------------------------------------------------------------------------------------------------------
 
 
-def measure_preprocessing(checkpoint: Path, cores: Sequence[int], repeats: int) -> list[dict[str, float]]:
+def measure_preprocessing(checkpoint: Path, cores: Sequence[int], repeats: int = 20) -> list[dict[str, float]]:
     """From a data URL to the pixel file that encoders read, by side: wall and CPU seconds of one image, one at a time.
     Binds the calling process."""
     settle(list(cores), 1)

@@ -1,50 +1,139 @@
 """Measures what work costs on this machine, on cores as the schemes use them; writes a cost file for the simulator.
 
-    python -m benchmarks.real.profile [--quick] [--model-path DIR] [--results DIR]        # writes real-costs.json
+    python -m benchmarks.real.profile [--passes 8] [--results DIR]        # writes real-costs.json
 
-Every piece of work is timed by itself, with the real StageRunner and VisionEncoder, on cores that are otherwise idle.
-`fidelity` lets the simulator predict whole runs from it.
+Every piece of work is timed by itself, with the real StageRunner and VisionEncoder, on cores that are otherwise idle. A
+shared machine's speed changes within seconds, so `compare` takes the passes in between its runs, and probes the speed
+before and after each of them; this command takes passes one after the other. `fidelity` lets the simulator predict
+whole runs from the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
+import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from benchmarks import results
 from benchmarks.real import overheads, seat
-from benchmarks.real.bench import CPU_MIX, allow_pixels
-from benchmarks.real.checkpoint import Size, write_checkpoint
-from benchmarks.real.seat import Grid, Seat
-from benchmarks.real.servers import Setting
+from benchmarks.real.bench import CPU_MIX, make_setting
+from benchmarks.real.checkpoint import Size
+from benchmarks.real.seat import Seat
+from benchmarks.real.servers import Server, our_command, start
 from gllm.config import usable_cores
 from gllm.models.loader import resolve_dtype
 from gllm.models.registry import model_info
 
 FILE = "real-costs.json"
-BESIDE_SECONDS = {"quick": 3.0, "full": 10.0}
-REPEATS = {"quick": 12, "full": 40}
+BESIDE_SECONDS = 0.5
+SERVERS = ("gllm", "rserve")  # live ones that a pass asks
+
+
+class Profiler:
+    """Costs of a checkpoint on the first two of `cores`, in passes. Its seats, one core each and all cores, are
+    processes that rest between passes."""
+
+    def __init__(self, checkpoint: Path, cores: Sequence[int]) -> None:
+        self._checkpoint = checkpoint
+        self._cores = tuple(cores[:2])
+        self._stack = contextlib.ExitStack()
+        # One core as the encoder has it, all cores as the baseline has them, and one core to run beside the first.
+        self._seats = {"1": Seat((self._cores[-1],), 1)}
+        if len(self._cores) > 1:
+            self._seats |= {str(len(self._cores)): Seat(self._cores, len(self._cores)), "beside": Seat((cores[0],), 1)}
+        self._pools: dict[str, ProcessPoolExecutor] = {}
+        self._probes: list[float] = []
+        self._passes: dict[str, list[list[float]]] = {name: [] for name in self._seats if name != "beside"}
+        self._beside: list[dict[str, float]] = []
+        self._overheads: list[dict[str, float]] = []
+
+    def __enter__(self) -> Profiler:
+        # As the engine starts its workers: threads that wait must not spin on a core that another process could use.
+        os.environ.update(OMP_WAIT_POLICY="PASSIVE", KMP_BLOCKTIME="0")
+        context = multiprocessing.get_context("spawn")
+        with contextlib.ExitStack() as stack:
+            for name, place in self._seats.items():
+                pool = ProcessPoolExecutor(1, context, seat.open_seat, (self._checkpoint, place))
+                self._pools[name] = stack.enter_context(pool)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def sample(self, servers: Mapping[str, Server]) -> None:
+        """One pass over all pieces of work, on idle cores. servers: those of SERVERS that run. Raises ServerFailed."""
+        number = len(self._overheads) + 1
+        probes = [self.probe()]
+        for name, passes in self._passes.items():
+            passes.append(self._pools[name].submit(seat.one_pass, number).result())
+            probes.append(self.probe())
+        self._probes.append(statistics.fmean(probes))
+        if "beside" in self._pools:
+            self._beside.append(self._slow_down())
+        self._overheads.append(overheads.measure_servers(servers["gllm"], servers["rserve"]))
+
+    def probe(self) -> float:
+        """Mean seconds of a piece of work on all cores at once, for half a second: how fast the machine is now."""
+        names = [name for name in ("1", "beside") if name in self._pools]
+        jobs = [self._pools[name].submit(seat.keep_busy, "prefill", BESIDE_SECONDS) for name in names]
+        return statistics.fmean(job.result() for job in jobs)
+
+    def _slow_down(self) -> dict[str, float]:
+        """How many times longer encode and prefill take while the other runs on the other core."""
+        pools = {"encode": self._pools["1"], "prefill": self._pools["beside"]}
+        alone = {kind: pool.submit(seat.keep_busy, kind, BESIDE_SECONDS).result() for kind, pool in pools.items()}
+        jobs = {kind: pool.submit(seat.keep_busy, kind, BESIDE_SECONDS) for kind, pool in pools.items()}
+        return {kind: job.result() / alone[kind] for kind, job in jobs.items()}
+
+    def costs(self) -> dict[str, Any]:
+        """The cost file's content: medians over the passes, at the speed at which a probe takes `probe_s`. Seats are
+        named by their cores."""
+        usual = statistics.median(self._probes)
+        paces = [probe / usual for probe in self._probes]
+        info = model_info(self._checkpoint)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            preprocessing = pool.submit(overheads.measure_preprocessing, self._checkpoint, self._cores).result()
+        return {
+            "kind": "measured",
+            "machine": results.this_machine(),
+            "commit": results.commit(),
+            "probe_s": usual,
+            "seats": {name: seat.collect(passes, paces, self._seats[name]) for name, passes in self._passes.items()},
+            "beside": medians(self._beside, least=1.0) if self._beside else None,
+            "preprocessing": preprocessing,
+            "transfer_token_s": overheads.measure_transfer(info.hidden_size, resolve_dtype(self._checkpoint, "auto")),
+            "servers": medians(self._overheads),
+            "config": {"cores": len(self._cores), "size": {n: getattr(Size(), n) for n in Size.__slots__}},
+        }
+
+
+def medians(passes: Sequence[Mapping[str, float]], least: float = 0.0) -> dict[str, float]:
+    return {name: max(least, statistics.median(one[name] for one in passes)) for name in passes[0]}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    # As the engine starts its workers: threads that wait must not spin on a core that another process could use.
-    os.environ.update(OMP_WAIT_POLICY="PASSIVE", KMP_BLOCKTIME="0")
     cores = tuple(args.cores or usable_cores()[:2])
-    with tempfile.TemporaryDirectory() as scratch:
-        checkpoint = args.model_path or Path(scratch, "checkpoint")
-        if args.model_path is None:
-            write_checkpoint(checkpoint)
-            allow_pixels(checkpoint, CPU_MIX.side[1])
-        costs = measure(checkpoint, cores, args.form, Path(scratch))
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        setting = make_setting(Path(scratch), None, CPU_MIX, cores)
+        profiler = stack.enter_context(Profiler(setting.checkpoint, cores))
+        servers = {
+            name: stack.enter_context(start(name, our_command(name, setting), cores, Path(scratch))) for name in SERVERS
+        }
+        for number in range(1, args.passes + 1):
+            profiler.sample(servers)
+            print(f"  pass {number} of {args.passes}", file=sys.stderr, flush=True)
+        costs = profiler.costs()
     path = args.results / FILE
     results.write_json(path, costs)
     print(json.dumps({name: costs[name] for name in ("machine", "beside", "servers", "transfer_token_s")}))
@@ -54,55 +143,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", dest="form", action="store_const", const="quick", default="full")
-    parser.add_argument("--model-path", type=Path, help="default: random weights, about 80 M parameters")
+    parser.add_argument("--passes", type=int, default=8, help="over all pieces of work")
     parser.add_argument("--cores", type=int, nargs="+", help="default: the first two that there are")
     parser.add_argument("--results", type=Path, default=results.RESULTS)
     return parser.parse_args(argv)
-
-
-def measure(checkpoint: Path, cores: tuple[int, ...], form: str, scratch: Path) -> dict[str, Any]:
-    """The cost file's content. Seats are named by their threads: "1" is one core, the other the baseline's cores."""
-    grid = seat.QUICK if form == "quick" else Grid()
-    seats = {str(len(used)): Seat(used, len(used)) for used in ((cores[-1],), cores)}
-    found: dict[str, Any] = {"kind": "measured", "machine": results.this_machine(), "commit": results.commit()}
-    found["seats"] = {}
-    for name, where in seats.items():
-        say(f"work on {name} core(s)")
-        found["seats"][name] = alone(seat.measure, checkpoint, where, grid)
-    say("two workers beside each other")
-    found["beside"] = beside(checkpoint, cores, BESIDE_SECONDS[form]) if len(cores) > 1 else None
-    say("preprocessing, transfer, servers")
-    found["preprocessing"] = alone(overheads.measure_preprocessing, checkpoint, cores, REPEATS[form])
-    info = model_info(checkpoint)
-    found["transfer_token_s"] = overheads.measure_transfer(info.hidden_size, resolve_dtype(checkpoint, "auto"))
-    setting = Setting(checkpoint=checkpoint, cores=cores)
-    found["servers"] = overheads.measure_servers(setting, scratch, REPEATS[form])
-    found["config"] = {"form": form, "cores": len(cores), "size": {n: getattr(Size(), n) for n in Size.__slots__}}
-    return found
-
-
-def beside(checkpoint: Path, cores: tuple[int, ...], seconds: float) -> dict[str, float]:
-    """How many times longer encode and prefill take while the other runs on the other core."""
-    places = {"encode": Seat((cores[-1],), 1), "prefill": Seat((cores[0],), 1)}
-    single = {kind: alone(seat.measure_beside, checkpoint, place, kind, seconds) for kind, place in places.items()}
-    with _pool(2) as pool:
-        jobs = {kind: pool.submit(seat.measure_beside, checkpoint, places[kind], kind, seconds) for kind in places}
-        return {kind: max(1.0, job.result() / single[kind]) for kind, job in jobs.items()}
-
-
-def alone(work: Callable[..., Any], *args: Any) -> Any:
-    """Run in a fresh process: what binds itself to cores or sets threads does so once."""
-    with _pool(1) as pool:
-        return pool.submit(work, *args).result()
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

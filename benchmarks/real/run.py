@@ -1,5 +1,5 @@
-"""Everything that is measured on this machine, part by part: costs, all schemes under load, the simulator's prediction
-of these runs, timelines, and Table 1. A part that fails is named, and the others go on.
+"""Everything that is measured on this machine, part by part: all schemes under load and what single pieces of work
+cost, the simulator's prediction of these runs, timelines, and Table 1. A part that fails is named, and others go on.
 
     python -m benchmarks.real.run [--full] [--vllm-python PYTHON] [--model-path DIR] [--results DIR]
 
@@ -30,20 +30,17 @@ class Part:
 
 
 def parts(args: argparse.Namespace) -> list[Part]:
-    """In order: a prediction needs costs and runs."""
+    """In order: a prediction needs runs."""
     where = ("--results", str(args.results))
-    full = args.form == "full"
-    form = () if full else ("--quick",)
     model = ("--model-path", str(args.model_path)) if args.model_path else ()
     vllm = ("--vllm-python", args.vllm_python) if args.vllm_python else ()
     resume = ("--resume",) if args.resume else ()
     found = [Part("load", "benchmarks.real.compare", (f"--{args.form}", *model, *vllm, *resume, *where))]
     if args.model_path is None:
-        # The simulator's costs are those of CPU workers; a real checkpoint runs where the engine finds a GPU.
-        found.insert(0, Part("costs", "benchmarks.real.profile", (*form, *where)))
         found.append(Part("fidelity", "benchmarks.real.fidelity", where))
     found.append(Part("timelines", "benchmarks.real.timelines", (*model, *where)))
-    found.append(Part("table1", "benchmarks.functional.held_out", ("-n", "500" if full else "200", *where)))
+    questions = "500" if args.form == "full" else "200"
+    found.append(Part("table1", "benchmarks.functional.held_out", ("-n", questions, *where)))
     return found
 
 
@@ -84,15 +81,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", dest="form", action="store_const", const="quick", help="the default")
-    length.add_argument(
-        "--full", dest="form", action="store_const", const="full", help="longer runs, finer costs, all questions"
-    )
+    length.add_argument("--full", dest="form", action="store_const", const="full", help="longer runs, all questions")
     parser.set_defaults(form="quick")
     parser.add_argument("--vllm-python", help="Python of an environment with vLLM")
     parser.add_argument("--model-path", type=Path, help="a real checkpoint, for the load part")
     parser.add_argument("--resume", action="store_true", help="go on with the load runs of the plan in --results")
     parser.add_argument(
-        "--only", nargs="+", choices=("costs", "load", "fidelity", "timelines", "table1"), help="only these parts"
+        "--only", nargs="+", choices=("load", "fidelity", "timelines", "table1"), help="only these parts"
     )
     parser.add_argument("--results", type=Path, default=results.RESULTS, help="folder of result files")
     return parser.parse_args(argv)

@@ -1,8 +1,10 @@
 """Times of the real workers on given cores: encode over images and batch, prefill over chunk and prefix, decode over
-batch and context. Each seat is measured in a process of its own, bound and threaded as the engine does it."""
+batch and context. A seat lives in a process of its own, bound and threaded as the engine does it, and is measured in
+passes: each piece of work once."""
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,24 +23,14 @@ from gllm.worker.step import RequestSpec, StepInput
 PAGE = 16
 Span = tuple[int, int]  # tokens before the chunk, tokens of the chunk
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """What is measured. repeats: of which the median counts, after one that does not."""
-
-    sides: tuple[int, ...] = (112, 224, 336, 448)
-    image_counts: tuple[int, ...] = (1, 2, 4, 8)
-    chunks: tuple[int, ...] = (1, 8, 32, 64, 128, 256, 512, 1024, 2048)
-    prefixed: tuple[Span, ...] = ((256, 32), (256, 256), (1024, 32), (1024, 256), (1024, 1024), (2048, 256))
-    pairs: tuple[int, ...] = (64, 256, 512)  # two prompts of so many tokens in one micro-batch
-    decodes: tuple[Span, ...] = ((128, 1), (1024, 1), (128, 8), (1024, 8), (512, 32))  # context, requests
-    repeats: int = 5
-
-
-QUICK = Grid(
-    sides=(112, 224, 448), image_counts=(1, 4), chunks=(1, 32, 128, 512, 1024, 2048),
-    prefixed=((256, 32), (256, 256), (1024, 256)), pairs=(64, 512), decodes=((128, 1), (1024, 1), (256, 8)), repeats=3,
-)  # fmt: skip
+# What is measured. In the range of the requests that two cores are asked: images of at most 336 pixels a side.
+SIDES = (112, 224, 336)
+IMAGE_COUNTS = (1, 3, 8)
+CHUNKS = (1, 32, 128, 256, 512, 1024, 2048)
+PREFIXED: tuple[Span, ...] = ((256, 32), (256, 256), (1024, 256))
+PAIRS = (64, 512)  # two prompts of so many tokens in one micro-batch
+DECODES: tuple[Span, ...] = ((128, 1), (1024, 1), (256, 8))  # context, requests
+SAMPLES = (1, 8)  # prompts of 16 tokens, with and without sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +41,52 @@ class Seat:
     threads: int
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One piece of work. sides: pixels of square images that are encoded as one batch, else `spans`, the chunks of a
+    micro-batch; sample: their last positions are sampled."""
+
+    kind: str
+    sides: tuple[int, ...] = ()
+    spans: tuple[Span, ...] = ()
+    sample: bool = False
+
+    def row(self, seconds: float) -> dict[str, Any]:
+        """As it stands in the cost file."""
+        shape = {"sides": list(self.sides)} if self.sides else {"spans": [list(span) for span in self.spans]}
+        return {**shape, "seconds": seconds}
+
+
+PIECES = (
+    *[Piece("encode", sides=(side,) * count) for side in SIDES for count in IMAGE_COUNTS],
+    *[Piece("prefill", spans=((0, n),)) for n in CHUNKS],
+    *[Piece("prefixed", spans=(span,)) for span in PREFIXED],
+    *[Piece("pairs", spans=((0, n),) * 2) for n in PAIRS],
+    *[Piece("sampled", spans=((0, 16),) * count, sample=True) for count in SAMPLES],
+    *[Piece("unsampled", spans=((0, 16),) * count) for count in SAMPLES],
+    *[Piece("decode", spans=((context - 1, 1),) * count, sample=True) for context, count in DECODES],
+)
+
+
 class Worker:
     """A stage with its own vision encoder, and the work that is timed."""
 
-    def __init__(self, checkpoint: Path, grid: Grid) -> None:
-        longest = max([*grid.chunks, *(prefix + new for prefix, new in grid.prefixed), *(2 * n for n in grid.pairs)])
-        tokens = max(longest, *(context * count + count for context, count in grid.decodes))
-        blocks = tokens // PAGE + 64
-        self.runner = StageRunner.build(checkpoint, num_blocks=blocks, page_size=PAGE, with_vision=True)
+    def __init__(self, checkpoint: Path) -> None:
+        tokens = max(sum(start + new + PAGE for start, new in piece.spans) for piece in PIECES)
+        self.runner = StageRunner.build(checkpoint, num_blocks=tokens // PAGE + 64, page_size=PAGE, with_vision=True)
         assert self.runner.vision is not None
         self.vision = self.runner.vision
+        self.pieces = {piece: self.work(piece) for piece in PIECES}
 
-    def encode(self, sides: Sequence[int]) -> Callable[[], Any]:
+    def work(self, piece: Piece) -> Callable[[], Any]:
+        return self._encode(piece.sides) if piece.sides else self._step(piece.spans, piece.sample)
+
+    def _encode(self, sides: Sequence[int]) -> Callable[[], Any]:
         images = [torch.randint(0, 256, (side, side, 3), dtype=torch.uint8) for side in sides]
         grids = [self.vision.grid_of(image) for image in images]
         return lambda: self.vision.encode(images, grids)
 
-    def step(self, spans: Sequence[Span], sample: bool) -> Callable[[], Any]:
+    def _step(self, spans: Sequence[Span], sample: bool) -> Callable[[], Any]:
         """A micro-batch of one chunk for each span; what lies in the KV cache does not matter."""
         chunks, specs, next_block = [], [], 0
         for request_id, (start, new) in enumerate(spans):
@@ -81,64 +102,59 @@ class Worker:
         return lambda: self.runner.execute(work)
 
 
-def measure(checkpoint: Path, seat: Seat, grid: Grid) -> dict[str, Any]:
-    """Seconds of everything in the grid on this seat. Binds the calling process: run it in one of its own."""
+# ---- in the seat's process ----------------------------------------------------------------------------------------
+
+_worker: Worker | None = None
+BESIDE = {"encode": Piece("encode", sides=(336,)), "prefill": Piece("prefill", spans=((0, 256),))}
+
+
+def open_seat(checkpoint: Path, seat: Seat) -> None:
+    """Bind this process and build its worker; everything is run once, uncounted."""
+    global _worker
     settle(list(seat.cores), seat.threads)
     torch.manual_seed(0)
-    worker = Worker(checkpoint, grid)
-    clock = Clock(grid.repeats)
+    _worker = Worker(checkpoint)
+    one_pass(0)
+
+
+def one_pass(number: int) -> list[float]:
+    """Seconds of every piece of PIECES, in their order. They are run in another order in every pass, so that a slow
+    moment of the machine does not meet the same piece each time."""
+    assert _worker is not None
+    order = list(PIECES)
+    random.Random(number).shuffle(order)
+    taken = {}
     with torch.inference_mode():
-        encode = [
-            {"sides": [side] * count, "seconds": clock.seconds(worker.encode([side] * count))}
-            for side in grid.sides
-            for count in grid.image_counts
-        ]
-        return {
-            "cores": len(seat.cores),
-            "threads": seat.threads,
-            "encode": encode,
-            "prefill": [_timed(clock, worker, [(0, n)]) for n in grid.chunks],
-            "prefixed": [_timed(clock, worker, [span]) for span in grid.prefixed],
-            "pairs": [_timed(clock, worker, [(0, n), (0, n)]) for n in grid.pairs],
-            "sampled": [_timed(clock, worker, [(0, 16)] * count, sample=True) for count in (1, 8)],
-            "unsampled": [_timed(clock, worker, [(0, 16)] * count) for count in (1, 8)],
-            "decode": [_timed(clock, worker, [(ctx - 1, 1)] * count, sample=True) for ctx, count in grid.decodes],
-        }
-
-
-def _timed(clock: Clock, worker: Worker, spans: Sequence[Span], sample: bool = False) -> dict[str, Any]:
-    return {"spans": list(spans), "seconds": clock.seconds(worker.step(spans, sample))}
-
-
-class Clock:
-    """Medians over repeats."""
-
-    def __init__(self, repeats: int) -> None:
-        self.repeats = repeats
-
-    def seconds(self, work: Callable[[], Any]) -> float:
-        work()
-        taken = []
-        for _ in range(self.repeats):
+        _worker.pieces[order[0]]()  # what the process left cold since the last pass
+        for piece in order:
             begin = time.perf_counter()
-            work()
-            taken.append(time.perf_counter() - begin)
-        return statistics.median(taken)
+            _worker.pieces[piece]()
+            taken[piece] = time.perf_counter() - begin
+    return [taken[piece] for piece in PIECES]
 
 
-# ---- how two workers slow each other down -------------------------------------------------------------------------
-
-
-def measure_beside(checkpoint: Path, seat: Seat, kind: str, seconds: float) -> float:
-    """Mean seconds of one piece of work ("encode": an image of 448 pixels a side, "prefill": 512 tokens), over and over
-    for so many seconds. Alone or beside another process that does the same on its own seat."""
-    settle(list(seat.cores), seat.threads)
-    worker = Worker(checkpoint, Grid(chunks=(512,), prefixed=(), pairs=(), decodes=((1, 1),)))
+def keep_busy(kind: str, seconds: float) -> float:
+    """Mean seconds of one piece of work of BESIDE, over and over for so many seconds: alone, or beside another seat
+    that does the same."""
+    assert _worker is not None
+    work = _worker.pieces.get(BESIDE[kind]) or _worker.work(BESIDE[kind])
     with torch.inference_mode():
-        work = worker.encode([448]) if kind == "encode" else worker.step([(0, 512)], sample=True)
-        work()
         begin, count = time.perf_counter(), 0
         while time.perf_counter() - begin < seconds:
             work()
             count += 1
-        return (time.perf_counter() - begin) / count
+    return (time.perf_counter() - begin) / count
+
+
+# ---- what passes say together -------------------------------------------------------------------------------------
+
+
+def collect(passes: Sequence[Sequence[float]], paces: Sequence[float], seat: Seat) -> dict[str, Any]:
+    """The seat's entry in the cost file: every piece's median over the passes, by kind. paces: how many times slower
+    than usual the machine was during each pass."""
+    usual = [[seconds / pace for seconds in times] for times, pace in zip(passes, paces, strict=True)]
+    medians = [statistics.median(times) for times in zip(*usual, strict=True)]
+    found: dict[str, Any] = {"cores": len(seat.cores), "threads": seat.threads, "passes": len(passes)}
+    for piece, seconds in zip(PIECES, medians, strict=True):
+        found.setdefault(piece.kind, []).append(piece.row(seconds))
+    return found

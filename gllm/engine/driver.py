@@ -224,9 +224,9 @@ class Driver:
             self.core.on_batch_fed(result.batch_id, now)
             return
         self._refuse_all(result.failures)
-        span = Span(0, result.batch_id, result.start, result.end)
-        self._log_encode(span, self._fed.pop(result.batch_id, result.start))
-        self._log_span(span)
+        fed = self._fed.pop(result.batch_id, result.start)
+        start = fed if self._log_encode(result.batch_id, result.start, fed) else result.start
+        self._log_span(Span(0, result.batch_id, start, result.end))
         self._own_done.add(result.batch_id)
         if result.output is not None:
             self._outputs[result.batch_id] = result.output
@@ -253,11 +253,12 @@ class Driver:
         for request_id in {chunk.request_id for chunk in batch.chunks}:
             self._clean(request_id)
 
-    def _log_encode(self, span: Span, fed: float) -> None:
-        """Stage 0 encoded items itself before it was fed."""
-        batch = self._batches[span.batch_id]
+    def _log_encode(self, batch_id: int, start: float, fed: float) -> bool:
+        """Whether stage 0 encoded items itself before it was fed."""
+        batch = self._batches[batch_id]
         if self._log is not None and batch.encode:
-            self._log(encode_span("stage 0", batch.batch_id, batch.encode, span.start, fed))
+            self._log(encode_span("stage 0", batch.batch_id, batch.encode, start, fed))
+        return bool(batch.encode)
 
     def _log_span(self, span: Span) -> None:
         if self._log is None:

@@ -94,6 +94,7 @@ def test_the_simulator_runs_on_measured_costs_and_adds_them_up(seat):
     assert ttft("gllm", cost_of(seat, False, step_s=0.5)) == pytest.approx(alone + 0.5)
     assert ttft("gllm-epd", cost_of(seat, True, hop_s=0.1)) == pytest.approx(alone + 0.2)
     assert ttft("gllm", cost_of(seat, False, stolen=(0.0, 0.5))) == pytest.approx(2 * alone)
+    assert ttft("gllm", cost_of(seat, False, pace=3.0)) == pytest.approx(3 * alone)
 
 
 def test_a_worker_is_slower_only_while_the_other_one_works(seat):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import fmean
 
 import pytest
 
@@ -28,13 +29,14 @@ def costs() -> dict:
     text = row([(0, 64)], extra=3e-3)["seconds"]
     return {
         "config": {"cores": 2},
+        "probe_s": 0.02,
         "seats": {"1": measured(), "2": measured()},
         "beside": {"encode": 1.0, "prefill": 1.0},
         "preprocessing": [{"megapixels": m, "seconds": 1e-3 + 0.01 * m, "cpu": 1e-3} for m in (0.01, 0.05, 0.2)],
         "transfer_token_s": 1e-7,
         "servers": {
             "text_ttft": text + 8e-3, "text_prompt_tokens": 64.0, "per_body_byte": 1e-8, "request_cpu": 4e-3,
-            "decode": {"gap": 0.0, "context": 64}, "health": 2e-3, "health_with_encoder": 3e-3,
+            "decode_gap": 0.0, "decode_context": 64, "health": 2e-3, "health_with_encoder": 3e-3,
         },
     }  # fmt: skip
 
@@ -43,12 +45,24 @@ def test_overheads_are_what_is_left_when_the_models_work_is_taken_away():
     found = costs()
     machine = Machine.read(found)
     seat = machine.seats["2"]
-    found["servers"]["decode"]["gap"] = seat.chunks([(64, 1)]) + seat.sample(1) + 1e-3
+    found["servers"]["decode_gap"] = seat.chunks([(64, 1)]) + seat.sample(1) + 1e-3
     machine = Machine.read(found)
     assert machine.step_s == pytest.approx(1e-3)
     assert machine.request_s == pytest.approx(7e-3, rel=0.01)
     assert machine.hop_s == pytest.approx(5e-4)
     assert machine.image == pytest.approx((1e-3, 0.01))
+
+
+def test_a_slow_moment_of_the_machine_makes_a_run_longer():
+    machine, layout = Machine.read(costs()), Layout(DEMO_CHECKPOINT)
+
+    def ttft(*probes: float) -> float:
+        run = result("rserve", 1.0, 0, 0.05)
+        run.body["probe_s"] = list(probes)
+        return fmean(fidelity.predict(machine, layout, PLAN, run))
+
+    assert ttft() == ttft(0.02) == ttft(0.01, 0.03)
+    assert ttft(0.03, 0.05) == pytest.approx(2 * ttft(0.02), rel=0.05)
 
 
 def test_layouts_are_the_servers(server):
@@ -60,7 +74,7 @@ def test_layouts_are_the_servers(server):
 
 
 def test_every_scheme_is_predicted_at_three_rates_and_written(tmp_path):
-    with pytest.raises(FileNotFoundError, match="run profile and compare first"):
+    with pytest.raises(FileNotFoundError, match="run compare first"):
         fidelity.run(tmp_path)
     PLAN.save(tmp_path)
     (tmp_path / FILE).write_text(json.dumps(costs()))

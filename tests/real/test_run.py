@@ -8,10 +8,9 @@ import sys
 import pytest
 
 from benchmarks.functional import held_out
-from benchmarks.real import compare, fidelity, profile, run, timelines
+from benchmarks.real import compare, fidelity, run, timelines
 
 PARSERS = {
-    "benchmarks.real.profile": profile.parse,
     "benchmarks.real.compare": compare.parse,
     "benchmarks.real.timelines": timelines.parse,
     "benchmarks.functional.held_out": held_out.parse,
@@ -31,7 +30,6 @@ def test_the_quick_form_is_the_default():
     quick, full = ({part.name: part.args for part in run.parts(run.parse(flags))} for flags in ([], ["--full"]))
     assert run.parts(run.parse(["--quick"])) == run.parts(run.parse([]))
     for parts, form, questions in ((quick, "quick", 200), (full, "full", 500)):
-        assert profile.parse(parts["costs"]).form == form
         assert compare.parse(parts["load"]).form == form
         assert held_out.parse(parts["table1"]).n == questions
 
@@ -39,7 +37,7 @@ def test_the_quick_form_is_the_default():
 def test_a_real_checkpoint_is_not_predicted_from_cpu_costs():
     names = [part.name for part in run.parts(run.parse(["--model-path", "/m"]))]
     assert names == ["load", "timelines", "table1"]
-    everything = ["costs", "load", "fidelity", "timelines", "table1"]
+    everything = ["load", "fidelity", "timelines", "table1"]
     assert [part.name for part in run.parts(run.parse([]))] == everything
 
 
@@ -52,7 +50,7 @@ def test_a_part_that_fails_is_named_and_the_others_run(monkeypatch, capsys):
 
     monkeypatch.setattr(run, "start", fake)
     assert run.main([]) == 1
-    assert len(started) == 5
+    assert len(started) == 4
     assert "failed: load" in capsys.readouterr().err
     started.clear()
     assert run.main(["--only", "table1"]) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from benchmarks.figures import fig05, fig07, fig10, timeline
@@ -12,8 +14,7 @@ from gllm.config import DEMO_CHECKPOINT, usable_cores
 from gllm.core.timeline import trace
 
 SETTING = Setting(checkpoint=DEMO_CHECKPOINT, cores=tuple(usable_cores()[:2]))
-SMALL = Scene(figure="7", case="rserve", system="rserve", parts=(8, Image(112, 112), 8, Image(112, 84)),
-              num_requests=2, token_budget=64)  # fmt: skip
+SMALL = (8, Image(112, 112), 8, Image(112, 84))
 
 
 def test_scenes_are_what_the_figures_ask_for():
@@ -24,19 +25,24 @@ def test_scenes_are_what_the_figures_ask_for():
     assert cpp.flags == ("--pp", "2")
 
 
-def test_a_scene_is_logged_without_its_warm_up(tmp_path):
-    result, log = show(SMALL, SETTING, tmp_path)
-    assert result.config["devices"] == f"2 workers on {len(SETTING.cores)} cores"
+@pytest.mark.parametrize("system", ["gllm", "rserve"])
+def test_a_scene_is_logged_without_its_warm_up(system, tmp_path):
+    result, log = show(
+        Scene(figure="7", case=system, system=system, parts=SMALL, num_requests=2, token_budget=64), SETTING, tmp_path
+    )
     assert result.body["summary"]["requests"] == 2
     asked = [record["in"][0]["request_id"] for record in log if record["e"] == "on_request"]
     assert len(asked) == 2
     workers = timeline.spans(log)
-    assert set(workers) == {"encoder 0", "stage 0"}
-    shown = {ref[0] for span in workers["encoder 0"] for ref in span["args"]["items"]}
-    assert shown == set(asked)
-    tokens = sum(n for span in workers["stage 0"] for _, _, n in span["args"]["chunks"])
+    assert set(workers) == {"stage 0"} | ({"encoder 0"} if system == "rserve" else set())
+    assert result.config["devices"] == f"{len(workers)} workers on {len(SETTING.cores)} cores"
+    spans = [span for found in workers.values() for span in found]
+    encoded = sorted(ref for span in spans if span["kind"] == "encode" for ref in span["args"]["items"])
+    assert encoded == [[request_id, index] for request_id in asked for index in range(2)]
+    tokens = sum(n for span in spans if span["kind"] != "encode" for _, _, n in span["args"]["chunks"])
     assert tokens == sum(len(r["in"][0]["token_ids"]) for r in log if r["e"] == "on_request")
-    assert all(0 <= share < 1 for share in timeline.idle_shares(log).values())
+    for found in workers.values():
+        assert all(a["end"] <= b["start"] for a, b in pairwise(found)), "a worker does one thing at a time"
     assert len(trace(log)["traceEvents"]) > len(log) / 10
 
 
