@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gllm.layers.packed import PackedWeight, can_pack
+from gllm.layers.packed import PackedWeight, can_pack, product
 from gllm.layers.parallel import Parallel
 from gllm.layers.weights import Weights, parameter
 
@@ -66,7 +66,7 @@ class Head(VocabEmbedding):
             self.weight = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = F.linear(hidden, self.weight) if self.packed is None else self.packed.linear(hidden, None)
+        logits = product(hidden, self.weight) if self.packed is None else self.packed.linear(hidden, None)
         if self.parallel.tp_size == 1:
             return logits
         return self.parallel.all_gather(logits)[:, : self.shard.size]

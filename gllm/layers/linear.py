@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gllm.layers.activation import silu_and_mul
-from gllm.layers.packed import PackedWeight, can_pack
+from gllm.layers.packed import PackedShape, PackedWeight, can_pack
 from gllm.layers.parallel import Parallel, Shard
 from gllm.layers.weights import Weights, parameter
 
@@ -30,14 +30,23 @@ class MergedColumnLinear(nn.Module):
         self.weight = parameter(out_features, in_features, dtype=dtype, device=device)
         self.bias = parameter(out_features, dtype=dtype, device=device) if bias else None
         self.packed: PackedWeight | None = None
+        self.packed_shape: PackedShape | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product(x)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part."""
         return F.linear(x, self.weight, self.bias) if self.packed is None else self.packed.linear(x, self.bias)
 
     def pack(self) -> None:
         if can_pack(self.weight):
             self.packed = PackedWeight(self.weight)
-            self.weight = None
+            self._drop_weight()
+
+    def _drop_weight(self) -> None:
+        self.packed_shape = PackedShape(self.in_features, len(self.weight), self.bias is not None)
+        self.weight = None
 
     def load(self, weights: Weights, names: Sequence[str]) -> None:
         """Read the parts from one checkpoint tensor each: `names[i].weight` (and `.bias`) is part i."""
@@ -97,16 +106,16 @@ class GatedLinear(MergedColumnLinear):
         self.packed_gate: PackedWeight | None = None
         self.packed_up: PackedWeight | None = None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed_gate is None or self.packed_up is None:
             return silu_and_mul(F.linear(x, self.weight, self.bias))
         gate_bias, up_bias = (None, None) if self.bias is None else self.bias.chunk(2)
-        return self.packed_up.times(x, up_bias, self.packed_gate.silu(x, gate_bias))
+        return self.packed_gate.gated(x, gate_bias, self.packed_up, up_bias)
 
     def pack(self) -> None:
         if can_pack(self.weight):
             self.packed_gate, self.packed_up = (PackedWeight(part) for part in self.weight.chunk(2))
-            self.weight = None
+            self._drop_weight()
 
 
 class QKVLinear(MergedColumnLinear):
@@ -156,19 +165,23 @@ class RowLinear(nn.Module):
         self.weight = parameter(out_features, shard.padded, dtype=dtype, device=device)
         self.bias = parameter(out_features, dtype=dtype, device=device) if bias else None
         self.packed: PackedWeight | None = None
+        self.packed_shape: PackedShape | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.parallel.tp_size == 1:
-            return self._product(x, self.bias)
-        out = self.parallel.all_reduce(self._product(x, None))
+            return self.product(x)
+        out = self.parallel.all_reduce(self.product(x))
         return out if self.bias is None else out.add_(self.bias)
 
-    def _product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part; with the bias only when it is the whole."""
+        bias = self.bias if self.parallel.tp_size == 1 else None
         return F.linear(x, self.weight, bias) if self.packed is None else self.packed.linear(x, bias)
 
     def pack(self) -> None:
         if can_pack(self.weight):
             self.packed = PackedWeight(self.weight)
+            self.packed_shape = PackedShape(self.shard.padded, len(self.weight), self.bias is not None)
             self.weight = None
 
     def load(self, weights: Weights, name: str) -> None:

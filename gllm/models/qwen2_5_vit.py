@@ -18,6 +18,7 @@ from torch import nn
 
 from gllm.layers.linear import ColumnLinear, QKVLinear, RowLinear
 from gllm.layers.norm import RMSNorm
+from gllm.layers.packed import product
 from gllm.layers.parallel import Parallel
 from gllm.layers.rotary import Rotary, rotate_
 from gllm.layers.row_blocks import join, row_blocks
@@ -202,7 +203,8 @@ class Merger(nn.Module):
         self.down = RowLinear(self.up.shards[0], config.out_hidden_size, parallel, bias=True, **where)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(F.gelu(self.up(self.norm(x).view(-1, self.width))))
+        merged = self.norm(x).view(-1, self.width)
+        return join(self.down(F.gelu(self.up(merged[rows]))) for rows in row_blocks(len(merged), x.device))
 
     def load(self, weights: Weights, name: str) -> None:
         self.norm.load(weights, f"{name}.ln_q")
@@ -231,8 +233,8 @@ class VisionTransformer(nn.Module):
         [sum of tokens, out_hidden], images in the given order, tokens in raster order."""
         layout = make_layout(grids, self.config, self.device)
         angles = self.rotary.table(layout.positions)
-        x = F.linear(patches, self.patch_weight).index_select(0, layout.patch_order)
-        blocks = row_blocks(len(x), self.device)
+        blocks = row_blocks(len(patches), self.device)
+        x = join(product(patches[rows], self.patch_weight) for rows in blocks).index_select(0, layout.patch_order)
         for index, block in enumerate(self.blocks):
             block(x, angles, layout, index in self.config.full_attention_layers, blocks)
         return self.merger(x).index_select(0, layout.inverse)

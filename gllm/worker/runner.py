@@ -12,7 +12,7 @@ import torch
 from gllm.core.batch import Chunk, ItemRef
 from gllm.errors import StartupError
 from gllm.layers.attention.base import AttentionSetting, load_backend
-from gllm.layers.packed import pack_weights
+from gllm.layers.packed import compile_products, pack_weights
 from gllm.layers.parallel import SINGLE, Parallel, split_layers
 from gllm.models.config import read_json, text_config
 from gllm.models.loader import load_language_model, resolve_dtype
@@ -87,6 +87,7 @@ class StageRunner:
         common = {"device": device, "load_format": load_format, "seed": seed}
         model = load_language_model(checkpoint, layers, parallel, backend, dtype=torch_dtype, **common)
         pack_weights(model)
+        compile_products(model)
         vision = VisionEncoder(checkpoint, dtype=dtype, parallel=parallel, **common) if with_vision else None
         shape = KVShape.of(checkpoint, layers, parallel, dtype=dtype, page_size=page_size)
         return cls(

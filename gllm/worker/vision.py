@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from gllm.layers.packed import pack_weights
+from gllm.layers.packed import compile_products, pack_weights
 from gllm.layers.parallel import SINGLE, Parallel
 from gllm.models.config import read_json
 from gllm.models.loader import load_vision_model, resolve_dtype
@@ -47,6 +47,7 @@ class VisionEncoder:
         where = {"dtype": self.dtype, "device": self.device, "load_format": load_format, "seed": seed}
         self.model = load_vision_model(checkpoint, parallel, **where)
         pack_weights(self.model)
+        compile_products(self.model)
         self.config = self.model.config
         self.max_patches = max_patches or (8192 if self.device.type == "cpu" else 65536)
         settings = read_json(checkpoint, "preprocessor_config.json", required=False)
