@@ -8,6 +8,8 @@ spread.
 
 from __future__ import annotations
 
+import math
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,27 +68,41 @@ def _devices(found: Sequence[Result], name: str) -> str:
 
 
 def rows(found: Sequence[Result], figure: str) -> list[Row]:
-    """RServe against each other system: mean over the common rates of the mean TTFT, one row a workload."""
+    """RServe against each other system: mean TTFT of runs of the same requests at the same rate, one row a workload. A
+    claim holds when the mean ratio is below 1 by more than two standard errors."""
     made = []
     for workload in sorted({result.config["workload"] for result in found}):
         here = [result for result in found if result.config["workload"] == workload]
-        by_system = curves(here, "ttft_mean")
         for base in ("gllm-epd", "gllm", "gllm-1core", "vllm"):
-            common = sorted(by_system.get("rserve", {}).keys() & by_system.get(base, {}).keys())
-            if not common:
+            ratios = paired(here, "rserve", base)
+            if not ratios:
                 continue
-            changes = [mean(by_system["rserve"][rate]) / mean(by_system[base][rate]) - 1 for rate in common]
+            logs = [math.log(ratio) for by_seed in ratios.values() for ratio in by_seed]
+            middle = mean(logs)
+            error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
+            by_rate = [math.exp(mean(map(math.log, by_seed))) - 1 for by_seed in ratios.values()]
+            noise = "; within the noise" if abs(middle) <= 2 * error else ""
             made.append(
                 Row(figure=figure, claim=f"MEASURED {workload}: RServe against {system(base).label}, mean TTFT",
-                    paper="lower", ours=_range(changes),
-                    holds=mean(changes) < 0, kind="measured", devices=f"{_devices(here, 'rserve')} / "
-                    f"{_devices(here, base)}", note=f"{len(common)} rates")
+                    paper="lower", ours=f"{percent(math.exp(middle) - 1)} \u00b1 {100 * error:.0f}",
+                    holds=middle + 2 * error < 0, kind="measured",
+                    devices=f"{_devices(here, 'rserve')} / {_devices(here, base)}",
+                    note=f"{len(logs)} pairs of runs, \u00b1 a standard error; by rate {percent(min(by_rate))} to "
+                    f"{percent(max(by_rate))} over {len(by_rate)} rates{noise}")
             )  # fmt: skip
     return made
 
 
-def _range(changes: list[float]) -> str:
-    return f"{percent(mean(changes))} ({percent(min(changes))} to {percent(max(changes))})"
+def paired(found: Sequence[Result], ours: str, base: str) -> dict[float, list[float]]:
+    """By rate: ratios of the mean TTFTs of runs that were asked the same."""
+    ttfts = {
+        (r.config["system"], float(r.config["rate"]), r.seed): float(r.body["summary"]["ttft_mean"]) for r in found
+    }
+    ratios: dict[float, list[float]] = {}
+    for (name, rate, seed), ttft in sorted(ttfts.items()):
+        if name == ours and (base, rate, seed) in ttfts:
+            ratios.setdefault(rate, []).append(ttft / ttfts[base, rate, seed])
+    return ratios
 
 
 def numbers(found: Sequence[Result]) -> list[dict[str, Any]]:

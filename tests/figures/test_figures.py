@@ -112,6 +112,16 @@ def test_measured_results_slot_in(tmp_path):
     assert len(json.loads((tmp_path / "measured.json").read_text())["numbers"]) == 18
 
 
+def test_what_could_be_noise_does_not_hold(tmp_path):
+    for seed, ttft in enumerate((0.7, 1.3, 0.9)):
+        results.write(tmp_path, result("rserve", 1.0, ttft, seed))
+        results.write(tmp_path, result("gllm-epd", 1.0, 1.0, seed))
+    (row,) = measured.draw(tmp_path)
+    assert row.holds is False
+    assert "within the noise" in row.note
+    assert "3 pairs of runs" in row.note
+
+
 def test_table_1_compares_answers(tmp_path):
     assert table1.draw(tmp_path)[0].holds is None
     for system, digest in (("gllm", "x"), ("rserve", "x"), ("gllm-epd", "y")):
