@@ -53,7 +53,7 @@ class SeatCost:
     """Seconds of work on one seat, from what `seat.collect` made of its passes."""
 
     def __init__(self, measured: dict[str, Any]) -> None:
-        points = [([(s // 14) ** 2 for s in row["sides"]], row["seconds"]) for row in measured["encode"]]
+        points = [([h // 14 * (w // 14) for h, w in row["sizes"]], row["seconds"]) for row in measured["encode"]]
         self._encode = least_squares([_vision_features(p) for p, _ in points], [s for _, s in points])
         self.encode_error = max(abs(self.encode(p) / s - 1) for p, s in points)
         chunks = sorted((row["spans"][0][1], row["seconds"]) for row in measured["prefill"])

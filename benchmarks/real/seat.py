@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,15 @@ from gllm.worker.step import RequestSpec, StepInput
 
 PAGE = 16
 Span = tuple[int, int]  # tokens before the chunk, tokens of the chunk
+Size = tuple[int, int]  # height and width of an image, pixels
 
-# What is measured. In the range of the requests that two cores are asked: images of at most 336 pixels a side.
-SIDES = (112, 224, 336)
+# What is measured. In the range of the requests that two cores are asked: images of 84 to 336 pixels a side, which as a
+# rule are no whole number of attention windows (112 pixels).
+IMAGES: tuple[tuple[Size, ...], ...] = (
+    ((112, 140), (84, 168), (140, 112)),
+    ((252, 196), (224, 224), (168, 280)),
+    ((308, 336), (280, 252), (336, 280)),
+)
 IMAGE_COUNTS = (1, 3, 8)
 CHUNKS = (1, 32, 128, 256, 512, 1024, 2048)
 PREFIXED: tuple[Span, ...] = ((256, 32), (256, 256), (1024, 256))
@@ -43,22 +50,22 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One piece of work. sides: pixels of square images that are encoded as one batch, else `spans`, the chunks of a
-    micro-batch; sample: their last positions are sampled."""
+    """One piece of work. sizes: of images that are encoded as one batch, else `spans`, the chunks of a micro-batch;
+    sample: their last positions are sampled."""
 
     kind: str
-    sides: tuple[int, ...] = ()
+    sizes: tuple[Size, ...] = ()
     spans: tuple[Span, ...] = ()
     sample: bool = False
 
     def row(self, seconds: float) -> dict[str, Any]:
         """As it stands in the cost file."""
-        shape = {"sides": list(self.sides)} if self.sides else {"spans": [list(span) for span in self.spans]}
-        return {**shape, "seconds": seconds}
+        what, shapes = ("sizes", self.sizes) if self.sizes else ("spans", self.spans)
+        return {what: [list(shape) for shape in shapes], "seconds": seconds}
 
 
 PIECES = (
-    *[Piece("encode", sides=(side,) * count) for side in SIDES for count in IMAGE_COUNTS],
+    *[Piece("encode", sizes=tuple(islice(cycle(sizes), n))) for sizes in IMAGES for n in IMAGE_COUNTS],
     *[Piece("prefill", spans=((0, n),)) for n in CHUNKS],
     *[Piece("prefixed", spans=(span,)) for span in PREFIXED],
     *[Piece("pairs", spans=((0, n),) * 2) for n in PAIRS],
@@ -79,10 +86,10 @@ class Worker:
         self.pieces = {piece: self.work(piece) for piece in PIECES}
 
     def work(self, piece: Piece) -> Callable[[], Any]:
-        return self._encode(piece.sides) if piece.sides else self._step(piece.spans, piece.sample)
+        return self._encode(piece.sizes) if piece.sizes else self._step(piece.spans, piece.sample)
 
-    def _encode(self, sides: Sequence[int]) -> Callable[[], Any]:
-        images = [torch.randint(0, 256, (side, side, 3), dtype=torch.uint8) for side in sides]
+    def _encode(self, sizes: Sequence[Size]) -> Callable[[], Any]:
+        images = [torch.randint(0, 256, (*size, 3), dtype=torch.uint8) for size in sizes]
         grids = [self.vision.grid_of(image) for image in images]
         return lambda: self.vision.encode(images, grids)
 
@@ -105,7 +112,7 @@ class Worker:
 # ---- in the seat's process ----------------------------------------------------------------------------------------
 
 _worker: Worker | None = None
-BESIDE = {"encode": Piece("encode", sides=(336,)), "prefill": Piece("prefill", spans=((0, 256),))}
+BESIDE = {"encode": Piece("encode", sizes=((308, 336),)), "prefill": Piece("prefill", spans=((0, 256),))}
 
 
 def open_seat(checkpoint: Path, seat: Seat) -> None:

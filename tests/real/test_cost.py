@@ -27,9 +27,9 @@ def row(spans: list[tuple[int, int]], extra: float = 0.0) -> dict:
 
 
 def measured() -> dict:
-    sides = [[side] * count for side in (112, 224, 448) for count in (1, 2, 8)]
+    batches = [[(side, 2 * side)] * count for side in (112, 224, 448) for count in (1, 2, 8)]
     return {
-        "encode": [{"sides": s, "seconds": encode_law([(side // 14) ** 2 for side in s])} for s in sides],
+        "encode": [{"sizes": b, "seconds": encode_law([h // 14 * (w // 14) for h, w in b])} for b in batches],
         "prefill": [row([(0, n)]) for n in (1, 64, 256, 512, 1024)],
         "prefixed": [row([span]) for span in ((256, 32), (1024, 256), (2048, 64))],
         "pairs": [row([(0, n), (0, n)]) for n in (64, 256)],
