@@ -95,7 +95,7 @@ class Machine:
     @classmethod
     def read(cls, costs: dict[str, Any]) -> Machine:
         seats = {name: SeatCost(measured) for name, measured in costs["seats"].items()}
-        servers, baseline = costs["servers"], seats[max(seats, key=int)]
+        servers, baseline = costs["servers"], seats["baseline"]
         decode_s = baseline.chunks([(int(servers["decode_context"]), 1)]) + baseline.sample(1)
         step_s = max(0.0, servers["decode_gap"] - decode_s)
         text_s = baseline.chunks([(0, int(servers["text_prompt_tokens"]))]) + baseline.sample(1)
@@ -119,19 +119,19 @@ class Machine:
     def cost(self, scheme: str, cores: int, model: ModelSpec, load: float, pace: float) -> MeasuredCost:
         """load: cores that the API process keeps busy. It takes from all cores alike; workers whose threads wait for
         each other lose with each of them."""
-        one, separate = self.seats["1"], scheme in SEPARATE
-        stage = one if separate else self.seats[str(cores)]
+        separate = scheme in SEPARATE
+        stage = self.seats["stage" if separate or cores == 1 else "baseline"]
         stolen = min(0.5, load / cores)
         kv_bytes = model.num_layers * model.kv_bytes_per_layer
         return MeasuredCost(
             model,
             stage,
-            one if separate else None,
+            self.seats["encoder"] if separate else None,
             num_kv_tokens=(KV_GIB << 30) // kv_bytes,
             step_s=self.step_s,
             hop_s=self.hop_s,
             token_s=self.costs["transfer_token_s"],
-            beside=self.costs["beside"] or {"encode": 1.0, "prefill": 1.0},
+            beside=self.costs["beside"],
             stolen=(stolen, stolen if separate else min(0.5, load)),
             pace=pace,
         )

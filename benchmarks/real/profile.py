@@ -29,30 +29,32 @@ from benchmarks.real.bench import CPU_MIX, make_setting
 from benchmarks.real.checkpoint import Size
 from benchmarks.real.seat import Seat
 from benchmarks.real.servers import Server, our_command, start
-from gllm.config import usable_cores
+from gllm.config import EngineConfig, usable_cores
+from gllm.engine.placement import place
 from gllm.models.loader import resolve_dtype
 from gllm.models.registry import model_info
 
 FILE = "real-costs.json"
 BESIDE_SECONDS = 0.5
+SEATS = ("baseline", "stage", "encoder")
 SERVERS = ("gllm", "rserve")  # live ones that a pass asks
 
 
 class Profiler:
-    """Costs of a checkpoint on the first two of `cores`, in passes. Its seats, one core each and all cores, are
-    processes that rest between passes."""
+    """Costs of a checkpoint on the first two of `cores`, in passes, at the seats that the engine would give to its
+    workers: `baseline` (a stage alone), `stage` and `encoder` (beside each other). Each is a process that rests between
+    passes. Cores are not equal: the first one also has the machine's own work."""
 
     def __init__(self, checkpoint: Path, cores: Sequence[int]) -> None:
         self._checkpoint = checkpoint
         self._cores = tuple(cores[:2])
         self._stack = contextlib.ExitStack()
-        # One core as the encoder has it, all cores as the baseline has them, and one core to run beside the first.
-        self._seats = {"1": Seat((self._cores[-1],), 1)}
-        if len(self._cores) > 1:
-            self._seats |= {str(len(self._cores)): Seat(self._cores, len(self._cores)), "beside": Seat((cores[0],), 1)}
+        config = EngineConfig(model_path=str(checkpoint))
+        placed = [*place(config, self._cores, 1, 0), *place(config, self._cores, 1, 1)]
+        self._seats = {name: Seat(one.cores, one.threads) for name, one in zip(SEATS, placed, strict=True)}
         self._pools: dict[str, ProcessPoolExecutor] = {}
         self._probes: list[float] = []
-        self._passes: dict[str, list[list[float]]] = {name: [] for name in self._seats if name != "beside"}
+        self._passes: dict[str, list[list[float]]] = {name: [] for name in SEATS}
         self._beside: list[dict[str, float]] = []
         self._overheads: list[dict[str, float]] = []
 
@@ -78,26 +80,23 @@ class Profiler:
             passes.append(self._pools[name].submit(seat.one_pass, number).result())
             probes.append(self.probe())
         self._probes.append(statistics.fmean(probes))
-        if "beside" in self._pools:
-            self._beside.append(self._slow_down())
+        self._beside.append(self._slow_down())
         self._overheads.append(overheads.measure_servers(servers["gllm"], servers["rserve"]))
 
     def probe(self) -> float:
         """Mean seconds of a piece of work on all cores at once, for half a second: how fast the machine is now."""
-        names = [name for name in ("1", "beside") if name in self._pools]
-        jobs = [self._pools[name].submit(seat.keep_busy, "prefill", BESIDE_SECONDS) for name in names]
+        jobs = [self._pools[name].submit(seat.keep_busy, "prefill", BESIDE_SECONDS) for name in ("stage", "encoder")]
         return statistics.fmean(job.result() for job in jobs)
 
     def _slow_down(self) -> dict[str, float]:
         """How many times longer encode and prefill take while the other runs on the other core."""
-        pools = {"encode": self._pools["1"], "prefill": self._pools["beside"]}
+        pools = {"encode": self._pools["encoder"], "prefill": self._pools["stage"]}
         alone = {kind: pool.submit(seat.keep_busy, kind, BESIDE_SECONDS).result() for kind, pool in pools.items()}
         jobs = {kind: pool.submit(seat.keep_busy, kind, BESIDE_SECONDS) for kind, pool in pools.items()}
         return {kind: job.result() / alone[kind] for kind, job in jobs.items()}
 
     def costs(self) -> dict[str, Any]:
-        """The cost file's content: medians over the passes, at the speed at which a probe takes `probe_s`. Seats are
-        named by their cores."""
+        """The cost file's content: medians over the passes, at the speed at which a probe takes `probe_s`."""
         usual = statistics.median(self._probes)
         paces = [probe / usual for probe in self._probes]
         info = model_info(self._checkpoint)
@@ -109,7 +108,7 @@ class Profiler:
             "commit": results.commit(),
             "probe_s": usual,
             "seats": {name: seat.collect(passes, paces, self._seats[name]) for name, passes in self._passes.items()},
-            "beside": medians(self._beside, least=1.0) if self._beside else None,
+            "beside": medians(self._beside, least=1.0),
             "preprocessing": preprocessing,
             "transfer_token_s": overheads.measure_transfer(info.hidden_size, resolve_dtype(self._checkpoint, "auto")),
             "servers": medians(self._overheads),

@@ -11,7 +11,7 @@ from benchmarks import results
 from benchmarks.real import client, fidelity
 from benchmarks.real.fidelity import Layout, Machine, Prediction
 from benchmarks.real.plan import Plan
-from benchmarks.real.profile import FILE
+from benchmarks.real.profile import FILE, SEATS
 from benchmarks.real.requests import Mix, prepare
 from gllm.config import DEMO_CHECKPOINT
 from tests.real.made_up import result
@@ -30,7 +30,7 @@ def costs() -> dict:
     return {
         "config": {"cores": 2},
         "probe_s": 0.02,
-        "seats": {"1": measured(), "2": measured()},
+        "seats": {name: measured() for name in SEATS},
         "beside": {"encode": 1.0, "prefill": 1.0},
         "preprocessing": [{"megapixels": m, "seconds": 1e-3 + 0.01 * m, "cpu": 1e-3} for m in (0.01, 0.05, 0.2)],
         "transfer_token_s": 1e-7,
@@ -44,7 +44,7 @@ def costs() -> dict:
 def test_overheads_are_what_is_left_when_the_models_work_is_taken_away():
     found = costs()
     machine = Machine.read(found)
-    seat = machine.seats["2"]
+    seat = machine.seats["baseline"]
     found["servers"]["decode_gap"] = seat.chunks([(64, 1)]) + seat.sample(1) + 1e-3
     machine = Machine.read(found)
     assert machine.step_s == pytest.approx(1e-3)
