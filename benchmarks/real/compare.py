@@ -36,7 +36,7 @@ from benchmarks.results import Result
 
 CALIBRATION_SEED = 1_000_002
 CALIBRATION_REQUESTS = 10
-MINUTES = {"quick": 8.0, "full": 45.0}  # of the runs proper; starting, warming up and calibrating come on top
+MINUTES = {"quick": 6.5, "full": 45.0}  # of the runs proper; starting, warming up and calibrating come on top
 SEEDS = {"quick": 3, "full": 6}
 PASSES = {"quick": 6, "full": 20}  # over all pieces of work, in between the runs
 OVERTIME = 1.25  # of the minutes, after which no run is begun
