@@ -73,15 +73,20 @@ class Profiler:
         self._stack.close()
 
     def sample(self, servers: Mapping[str, Server]) -> None:
-        """One pass over all pieces of work, on idle cores. servers: those of SERVERS that run. Raises ServerFailed."""
+        """One pass over all pieces of work, on idle cores; one that does not end counts for nothing. servers: those of
+        SERVERS. Raises ServerFailed."""
         number = len(self._overheads) + 1
-        probes = [self.probe()]
-        for name, passes in self._passes.items():
-            passes.append(self._pools[name].submit(seat.one_pass, number).result())
+        probes, times = [self.probe()], {}
+        for name in self._passes:
+            times[name] = self._pools[name].submit(seat.one_pass, number).result()
             probes.append(self.probe())
+        beside = self._slow_down()
+        around = overheads.measure_servers(servers["gllm"], servers["rserve"])
+        for name, passes in self._passes.items():
+            passes.append(times[name])
         self._probes.append(statistics.fmean(probes))
-        self._beside.append(self._slow_down())
-        self._overheads.append(overheads.measure_servers(servers["gllm"], servers["rserve"]))
+        self._beside.append(beside)
+        self._overheads.append(around)
 
     def probe(self) -> float:
         """Mean seconds of a piece of work on all cores at once, for half a second: how fast the machine is now."""

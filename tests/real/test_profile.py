@@ -11,6 +11,7 @@ from benchmarks.real.compare import Passes
 from benchmarks.real.cost import SeatCost
 from benchmarks.real.profile import medians
 from benchmarks.real.seat import PIECES, Seat, collect
+from benchmarks.real.servers import ServerFailed
 from gllm.config import DEMO_CHECKPOINT, usable_cores
 
 CORE = usable_cores()[0]
@@ -56,8 +57,29 @@ def test_passes_are_spread_over_the_runs():
     for run in range(20):
         passes.before_run(run, 20)
     assert taken == [0, 5, 10, 15]
+    assert passes.taken == 4
     assert passes.probe() == 0.5
     nobody = Passes(None, Bench(), wanted=4)
     nobody.before_run(0, 20)
     assert nobody.probe() is None
     assert len(taken) == 4
+
+
+def test_a_server_that_fails_costs_a_pass_and_not_the_runs(capsys):
+    class Failing:
+        def sample(self, servers):
+            raise ServerFailed("it ended")
+
+    class Bench:
+        servers = {"gllm": None, "rserve": None}
+
+        def pause_all_but(self, names):
+            pass
+
+    passes = Passes(Failing(), Bench(), wanted=2)
+    passes.before_run(0, 4)
+    assert "left out: it ended" in capsys.readouterr().err
+    assert (passes.tried, passes.taken) == (1, 0)
+    del Bench.servers["rserve"]  # as a run does with a server that ended
+    passes.before_run(3, 4)
+    assert passes.tried == 1
