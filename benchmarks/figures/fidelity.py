@@ -38,24 +38,32 @@ def draw(folder: Path) -> list[Row]:
     good = sum(abs(error) <= found["goal"] for error in errors)
     rows = [Row(figure=NUMBER, claim=claim, paper="- (ours)", ours=f"{good} of {len(errors)}, largest error "
                 f"{100 * max(errors, key=abs):+.0f} %", holds=good == len(errors) > 0, kind=KIND,
-                devices=found["machine"])]  # fmt: skip
+                devices=found["machine"], note=f"single requests: {found['scatter']}")]  # fmt: skip
     save(folder, NUMBER, _scatter(predictions, found["machine"]), predictions, rows)
     return rows
 
 
 def _scatter(predictions: list[dict[str, Any]], machine: str) -> Figure:
-    """One point a scheme and rate, the diagonal, and the 15 % band."""
+    """One mark a scheme and rate, the diagonal, and the 15 % band; behind them a dot for every request."""
     picture = Figure(figsize=(4.6, 4.2))
     axes = picture.add_subplot()
     for name in dict.fromkeys(p["system"] for p in predictions):
         mine = [p for p in predictions if p["system"] == name]
         look = system(name)
+        pairs = [pair for p in mine for pair in p["requests"]]
+        axes.plot([m for _, m in pairs], [p for p, _ in pairs], ".", color=look.color, alpha=0.2, ms=3, mec="none")
         axes.plot([p["measured"] for p in mine], [p["predicted"] for p in mine], look.marker, color=look.color,
                   label=look.label)  # fmt: skip
-    top = 1.1 * max(max(p["measured"], p["predicted"]) for p in predictions)
+    top = 1.5 * max(max(p["measured"], p["predicted"]) for p in predictions)
     axes.plot([0, top], [0, top], color="black", lw=0.8)
     axes.fill_between([0, top], [0, 0.85 * top], [0, 1.15 * top], color="#dddddd", zorder=0)
-    axes.set(title=f"mean TTFT, s: {machine}", xlabel="MEASURED", ylabel="SIMULATED with this machine's costs")
+    axes.set(
+        xlim=(0, top),
+        ylim=(0, top),
+        title=f"TTFT, s, mean and of each request: {machine}",
+        xlabel="MEASURED",
+        ylabel="SIMULATED with this machine's costs",
+    )
     axes.title.set_fontsize(8)
     axes.legend(fontsize=7)
     return picture

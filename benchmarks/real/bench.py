@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real import client, plan
+from benchmarks.real import client
 from benchmarks.real.checkpoint import write_checkpoint
 from benchmarks.real.plan import Entrant
 from benchmarks.real.requests import Mix, Prepared, prepare
@@ -26,11 +26,12 @@ GPU_MIX = Mix(images=(1, 8), side=(448, 1792), text=(200, 3000))
 
 @dataclass(slots=True)
 class Bench:
-    """Servers that answer, and what all of them are asked. skipped: entrants that did not start, and why."""
+    """Servers that answer, who they are, and their event logs. skipped: entrants that did not start, and why."""
 
     setting: Setting
     servers: dict[str, Server]
     entrants: dict[str, Entrant]
+    logs: dict[str, Path]
     skipped: dict[str, str]
     out: Path
 
@@ -42,6 +43,10 @@ class Bench:
         body = client.run(self.servers[name].url, requests, slo=slo, max_seconds=MAX_RUN_SECONDS)
         self.servers[name].check()
         return body | {"bystanders_cpu_s": round(sum(server.cpu_seconds() for server in others) - before, 3)}
+
+    def ask(self, name: str, requests: Sequence[Prepared]) -> dict[str, Any]:
+        """A run that is no result. Raises ServerFailed."""
+        return self.load(name, requests, slo=1.0)
 
     def pause_all_but(self, names: Collection[str]) -> None:
         """Only these use the CPU from here on."""
@@ -83,21 +88,29 @@ def mix_of(args: argparse.Namespace) -> Mix:
 
 
 @contextlib.contextmanager
-def open_bench(args: argparse.Namespace, setting: Setting, scratch: Path) -> Iterator[Bench]:
-    """All servers, warmed up. What does not start is named, and the others go on."""
-    wanted = plan.entrants(setting.cores, args.systems, one_core=not args.no_one_core and args.model_path is None)
-    skipped = {} if args.vllm_python else {"vllm": "no Python with vLLM was named (--vllm-python)"}
-    if args.vllm_python:
-        wanted.append(Entrant("vllm", setting.cores, "vllm"))
-    bench = Bench(setting, {}, {}, skipped, args.results)
-    warm_up = prepare(mix_of(args).shapes([0.0] * 4, WARM_UP_SEED, args.max_tokens), MODEL_NAME, WARM_UP_SEED)
+def open_bench(
+    setting: Setting,
+    wanted: Sequence[Entrant],
+    mix: Mix,
+    scratch: Path,
+    out: Path,
+    *,
+    vllm_python: str | None = None,
+    max_tokens: int = 1,
+    logged: bool = True,
+) -> Iterator[Bench]:
+    """All servers, warmed up; ours write event logs when they are `logged`. What does not start is named, and the
+    others go on."""
+    bench = Bench(setting, {}, {}, {}, {}, out)
+    warm_up = prepare(mix.shapes([0.0] * 4, WARM_UP_SEED, max_tokens), MODEL_NAME, WARM_UP_SEED)
     with contextlib.ExitStack() as stack:
         for entrant in wanted:
             say(f"starting {entrant.name}")
+            log = scratch / f"{entrant.name}.events.jsonl" if logged and entrant.system != "vllm" else None
             command = (
-                vllm_command(args.vllm_python, setting)
+                vllm_command(str(vllm_python), setting)
                 if entrant.system == "vllm"
-                else our_command(entrant.system, setting)
+                else our_command(entrant.system, setting, log)
             )
             try:
                 server = stack.enter_context(start(entrant.name, command, entrant.cores, scratch))
@@ -109,6 +122,8 @@ def open_bench(args: argparse.Namespace, setting: Setting, scratch: Path) -> Ite
                 say(f"{entrant.name} is skipped: {error}")
                 continue
             bench.servers[entrant.name], bench.entrants[entrant.name] = server, entrant
+            if log is not None:
+                bench.logs[entrant.name] = log
         yield bench
 
 

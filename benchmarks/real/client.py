@@ -60,15 +60,16 @@ def _is_loopback(host: str) -> bool:
 
 async def send_all(
     url: str, requests: Sequence[Prepared], *, max_seconds: float, api_key: str | None = None
-) -> list[Outcome]:
-    """Send every request at its arrival; outcomes in the same order. What is not finished `max_seconds` after the start
-    is given up as an error. url: the server's, without /v1."""
+) -> tuple[float, list[Outcome]]:
+    """Send every request at its arrival. Returns when the run started, on the monotonic clock, and the outcomes in the
+    same order. What is not finished `max_seconds` after the start is given up as an error. url: the server's, without
+    /v1."""
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     outcomes = [Outcome(request.arrival, len(request.sizes)) for request in requests]
     # trust_env: a proxy of the environment must not stand between the client and this machine's server.
     async with httpx.AsyncClient(limits=limits, timeout=max_seconds, headers=headers, trust_env=False) as http:
-        start = time.perf_counter()
+        start = time.monotonic()
         jobs = [
             asyncio.create_task(_send(http, url + CHAT, request.body, start, outcome))
             for request, outcome in zip(requests, outcomes, strict=True)
@@ -80,12 +81,12 @@ async def send_all(
     for job, outcome in zip(jobs, outcomes, strict=True):
         if job.cancelled():
             outcome.error = f"not finished {max_seconds:g} s after the start"
-    return outcomes
+    return start, outcomes
 
 
 async def _send(http: httpx.AsyncClient, url: str, body: bytes, start: float, outcome: Outcome) -> None:
-    await asyncio.sleep(max(0.0, start + outcome.arrival - time.perf_counter()))
-    outcome.sent = time.perf_counter() - start
+    await asyncio.sleep(max(0.0, start + outcome.arrival - time.monotonic()))
+    outcome.sent = time.monotonic() - start
     try:
         async with http.stream("POST", url, content=body) as response:
             if response.status_code != 200:
@@ -94,7 +95,7 @@ async def _send(http: httpx.AsyncClient, url: str, body: bytes, start: float, ou
                 return
             async for line in response.aiter_lines():
                 if line.startswith("data:"):
-                    _read_event(line[5:].strip(), time.perf_counter() - start, outcome)
+                    _read_event(line[5:].strip(), time.monotonic() - start, outcome)
     except httpx.HTTPError as error:
         outcome.error = f"{type(error).__name__}: {error}"
         return
@@ -150,9 +151,9 @@ def report(outcomes: Sequence[Outcome], slo: float, client_cpu_s: float) -> dict
 def run(
     url: str, requests: Sequence[Prepared], *, slo: float, max_seconds: float, api_key: str | None = None
 ) -> dict[str, Any]:
-    """Send all and report. Raises ValueError when there is nothing to send."""
+    """Send all and report; started: when, on the monotonic clock. Raises ValueError when there is nothing to send."""
     if not requests:
         raise ValueError("no requests to send")
     before = time.process_time()
-    outcomes = asyncio.run(send_all(url, requests, max_seconds=max_seconds, api_key=api_key))
-    return report(outcomes, slo, time.process_time() - before)
+    started, outcomes = asyncio.run(send_all(url, requests, max_seconds=max_seconds, api_key=api_key))
+    return {"started": started, **report(outcomes, slo, time.process_time() - before)}

@@ -7,8 +7,8 @@
 
 All servers run all the time, and one is asked at a time, so that schemes take turns within seconds. An idle server of
 ours uses no CPU; vLLM's is stopped meanwhile (the CPU time of those not asked is in every result). Without a
-checkpoint: random weights, about 80 M parameters; and what `fidelity` needs is measured in between: what single pieces
-of work cost, and how fast the machine was before and after every run.
+checkpoint: random weights, about 80 M parameters; and what `fidelity` needs is measured along with it: in between, what
+single pieces of work cost, and all the time, how fast each core is (2 % of it, the same for all).
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import results, workloads
 from benchmarks.real import plan, summary
 from benchmarks.real.bench import Bench, make_setting, mix_of, open_bench, say
-from benchmarks.real.plan import Plan
-from benchmarks.real.profile import FILE, SERVERS, Profiler
+from benchmarks.real.pace import PaceMeter
+from benchmarks.real.plan import Entrant, Plan
+from benchmarks.real.profile import FILE, Profiler
 from benchmarks.real.requests import Prepared, prepare
-from benchmarks.real.servers import MODEL_NAME, ServerFailed
+from benchmarks.real.servers import MODEL_NAME, ServerFailed, Setting
 from benchmarks.results import Result
 
 CALIBRATION_SEED = 1_000_002
 CALIBRATION_REQUESTS = 10
 MINUTES = {"quick": 6.5, "full": 45.0}  # of the runs proper; starting, warming up and calibrating come on top
 SEEDS = {"quick": 3, "full": 6}
-PASSES = {"quick": 6, "full": 20}  # over all pieces of work, in between the runs
+PASSES = {"quick": 6, "full": 20}  # of the profiler over all servers, in between the runs
 OVERTIME = 1.25  # of the minutes, after which no run is begun
 FIGURE = "measured"  # where these runs are drawn
 
@@ -50,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         setting = make_setting(Path(scratch), args.model_path, mix_of(args), args.cores, args.token_budget)
-        bench = stack.enter_context(open_bench(args, setting, Path(scratch)))
+        bench = stack.enter_context(bench_of(args, setting, Path(scratch)))
+        if not args.vllm_python:
+            bench.skipped["vllm"] = "no Python with vLLM was named (--vllm-python)"
         if not bench.servers:
             say(f"no server started: {json.dumps(bench.skipped, indent=1)}")
             return 1
@@ -58,8 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = chosen or make_plan(args, bench)
         chosen.save(args.results)
         say(f"{time.monotonic() - begin:.0f} s to here; {describe(chosen, bench)}")
-        profiler = Profiler(setting.checkpoint, setting.cores) if can_profile(args, bench) else None
-        passes = Passes(profiler and stack.enter_context(profiler), bench, PASSES[args.form])
+        passes = Passes(None, bench, PASSES[args.form])
+        if bench.logs:
+            meter = stack.enter_context(PaceMeter(setting.cores))
+            ours = {name: bench.entrants[name] for name in bench.logs}
+            passes.profiler = Profiler(ours, bench.logs, chosen.mix, bench.ask, meter)
         try:
             run_all(chosen, bench, passes, deadline=time.monotonic() + 60 * OVERTIME * minutes(args))
         except KeyboardInterrupt:
@@ -68,9 +75,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return conclude(chosen, bench)
 
 
-def can_profile(args: argparse.Namespace, bench: Bench) -> bool:
-    """The simulator's costs are those of CPU workers; a real checkpoint runs where the engine finds a GPU."""
-    return args.model_path is None and {*SERVERS} <= bench.servers.keys()
+def bench_of(args: argparse.Namespace, setting: Setting, scratch: Path) -> AbstractContextManager[Bench]:
+    """All entrants. The simulator's costs are those of CPU workers, so servers of a real checkpoint keep no log."""
+    wanted = plan.entrants(setting.cores, args.systems, one_core=not args.no_one_core and args.model_path is None)
+    if args.vllm_python:
+        wanted.append(Entrant("vllm", setting.cores, "vllm"))
+    return open_bench(
+        setting, wanted, mix_of(args), scratch, args.results, vllm_python=args.vllm_python, max_tokens=args.max_tokens,
+        logged=args.model_path is None,
+    )  # fmt: skip
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -151,29 +164,32 @@ class Passes:
     taken: int = 0
 
     def before_run(self, number: int, total: int) -> None:
-        """number: of the run, from 0. A pass needs the servers of SERVERS; without them there is none."""
+        """number: of the run, from 0. A pass needs all of its servers; when one has ended there are no more."""
         is_due = self.tried * total <= number * self.wanted
-        if self.profiler is None or not is_due or not {*SERVERS} <= self.bench.servers.keys():
+        if self.profiler is None or not is_due or not self.profiler.entrants.keys() <= self.bench.servers.keys():
             return
         self.tried += 1
-        self.bench.pause_all_but(SERVERS)
         try:
-            self.profiler.sample({name: self.bench.servers[name] for name in SERVERS})
+            self.profiler.sample()
         except ServerFailed as error:
             say(f"a pass of the profiler is left out: {error}")
         else:
             self.taken += 1
 
-    def probe(self) -> float | None:
-        """Seconds of the same piece of work on all cores at once, now; None where nothing is profiled."""
+    def pace(self, begin: float, seconds: float) -> dict[int, list[tuple[float, float]]]:
+        """Samples of the cores' pace in a run, in seconds after its begin; none where nothing is profiled."""
         if self.profiler is None:
-            return None
-        self.bench.pause_all_but(())
-        return self.profiler.probe()
+            return {}
+        found = self.profiler.meter.samples(begin, begin + seconds)
+        return {core: [(round(t - begin, 4), round(s, 7)) for t, s in samples] for core, samples in found.items()}
 
     def write(self) -> None:
-        if self.profiler is not None and self.taken:
+        if self.profiler is None or not self.taken:
+            return
+        try:
             results.write_json(self.bench.out / FILE, self.profiler.costs())
+        except ValueError as error:
+            say(f"no costs: {error}")
 
 
 def run_all(chosen: Plan, bench: Bench, passes: Passes, deadline: float) -> None:
@@ -206,14 +222,14 @@ def run_one(
 ) -> None:
     entrant, server = bench.entrants[name], bench.servers[name]
     try:
-        before = passes.probe()
         body = bench.load(name, requests, chosen.slo)
-        body["probe_s"] = [before, passes.probe()]
     except ServerFailed as error:
         bench.skipped[name] = str(error)
         del bench.servers[name]
         say(f"{name} is left out from here on: {error}")
         return
+    last = max(outcome["finish"] for outcome in body["outcomes"])
+    body["pace"] = passes.pace(body.pop("started"), last)
     config = {
         "figure": FIGURE,
         "system": name,

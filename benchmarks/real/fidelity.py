@@ -2,18 +2,16 @@
 
     python -m benchmarks.real.fidelity [--results DIR]     # after `compare` in the same folder
 
-Costs come from `profile`, which timed single pieces of work in between the runs; nothing is fitted to the runs that are
-predicted. A shared machine is slow at times: probes before and after each run tell how much longer work takes in it.
-What is modelled beside the models' work: HTTP and admission (constant, and by body size), preprocessing by two threads,
-the driver's step, messages to the encoder and back, workers that slow each other down, and the share of the cores that
-the API process takes. vLLM is measured but not predicted: its kernels are not ours.
+Costs come from `profile`, which put other requests to the same servers in between the runs; nothing is fitted to the
+runs that are predicted. What is known of a run are its requests, and the pace of the cores while it lasted, which a
+meter beside the servers tells (`pace`). vLLM is measured but not predicted: its kernels are not ours.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -26,10 +24,10 @@ from benchmarks import results
 from benchmarks.real.bench import allow_pixels
 from benchmarks.real.checkpoint import write_checkpoint
 from benchmarks.real.compare import of_plan, requests_of
-from benchmarks.real.cost import MeasuredCost, SeatCost
-from benchmarks.real.overheads import line_through
-from benchmarks.real.plan import OURS, Plan
-from benchmarks.real.profile import FILE
+from benchmarks.real.cost import Delays, MeasuredCost, WorkerCost, dot
+from benchmarks.real.pace import Pace
+from benchmarks.real.plan import Plan
+from benchmarks.real.profile import FILE, pool
 from benchmarks.real.requests import Prepared
 from benchmarks.real.servers import KV_GIB
 from benchmarks.results import Result
@@ -45,19 +43,19 @@ from rserve.engine import BATCH_TOKENS
 
 GOAL = 0.15
 RATES = 3
-MEDIA_THREADS = 2  # of the API process on two cores
 NUMBER = "fidelity"
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Mean TTFTs in seconds, over the same seeds."""
+    """Mean TTFTs in seconds, over the same runs. requests: (predicted, measured) of every single one."""
 
     system: str
     rate: float
     predicted: float
     measured: float
     runs: int
+    requests: tuple[tuple[float, float], ...] = ()
 
     @property
     def error(self) -> float:
@@ -65,76 +63,45 @@ class Prediction:
 
 
 class Preprocessing:
-    """The API process's decoders, as `benchmarks.sim.servers.PreprocessPool`, with a constant for every image."""
+    """The API process's way from a data URL to pixels, as `benchmarks.sim.servers.PreprocessPool`: one image after the
+    other, so many seconds for an image and for a megapixel."""
 
     def __init__(self, image_s: float, megapixel_s: float) -> None:
-        self._free_at = [0.0] * MEDIA_THREADS
+        self._free_at = 0.0
         self._image_s, self._megapixel_s = image_s, megapixel_s
 
     def done_at(self, now: float, num_pixels: int) -> float:
-        end = max(now, heapq.heappop(self._free_at)) + self._image_s + self._megapixel_s * num_pixels / 1e6
-        heapq.heappush(self._free_at, end)
-        return end
+        self._free_at = max(now, self._free_at) + self._image_s + self._megapixel_s * num_pixels / 1e6
+        return self._free_at
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The cost file, read. request_s: HTTP and admission; step_s: the driver's step; api_cpu_s: of a request without
-    its images, image_cpu: (an image, a megapixel)."""
+    """The cost file, read. workers: by `profile.pool`, and then "stage" and "encoder"; delays: by system."""
 
-    costs: dict[str, Any]
-    seats: dict[str, SeatCost]
-    request_s: float
-    body_byte_s: float
-    step_s: float
-    hop_s: float
-    api_cpu_s: float
-    image: tuple[float, float]
-    image_cpu: tuple[float, float]
+    workers: dict[str, dict[str, WorkerCost]]
+    delays: dict[str, Delays]
+    pace_unit_s: float
 
     @classmethod
     def read(cls, costs: dict[str, Any]) -> Machine:
-        seats = {name: SeatCost(measured) for name, measured in costs["seats"].items()}
-        servers, baseline = costs["servers"], seats["baseline"]
-        decode_s = baseline.chunks([(int(servers["decode_context"]), 1)]) + baseline.sample(1)
-        step_s = max(0.0, servers["decode_gap"] - decode_s)
-        text_s = baseline.chunks([(0, int(servers["text_prompt_tokens"]))]) + baseline.sample(1)
         return cls(
-            costs=costs,
-            seats=seats,
-            request_s=max(0.0, servers["text_ttft"] - text_s - step_s),
-            body_byte_s=servers["per_body_byte"],
-            step_s=step_s,
-            hop_s=max(0.0, servers["health_with_encoder"] - servers["health"]) / 2,
-            api_cpu_s=servers["request_cpu"],
-            image=line_through(costs["preprocessing"], "seconds"),
-            image_cpu=line_through(costs["preprocessing"], "cpu"),
+            {name: {w: WorkerCost.read(one) for w, one in found.items()} for name, found in costs["workers"].items()},
+            {name: Delays.read(found) for name, found in costs["delays"].items()},
+            costs["pace_unit_s"],
         )
 
-    def pace(self, run: Result) -> float:
-        """How many times slower than usual the machine was around a run."""
-        probes = [probe for probe in run.body.get("probe_s", ()) if probe]
-        return statistics.fmean(probes) / float(self.costs["probe_s"]) if probes else 1.0
-
-    def cost(self, scheme: str, cores: int, model: ModelSpec, load: float, pace: float) -> MeasuredCost:
-        """load: cores that the API process keeps busy. It takes from all cores alike; workers whose threads wait for
-        each other lose with each of them."""
-        separate = scheme in SEPARATE
-        stage = self.seats["stage" if separate or cores == 1 else "baseline"]
-        stolen = min(0.5, load / cores)
+    def cost(self, system: str, model: ModelSpec, pace: Pace) -> MeasuredCost:
+        workers = self.workers[pool(system)]
         kv_bytes = model.num_layers * model.kv_bytes_per_layer
         return MeasuredCost(
-            model,
-            stage,
-            self.seats["encoder"] if separate else None,
+            model, workers["stage"], workers.get("encoder"), delays=self.delays[system], pace=pace,
             num_kv_tokens=(KV_GIB << 30) // kv_bytes,
-            step_s=self.step_s,
-            hop_s=self.hop_s,
-            token_s=self.costs["transfer_token_s"],
-            beside=self.costs["beside"],
-            stolen=(stolen, stolen if separate else min(0.5, load)),
-            pace=pace,
-        )
+        )  # fmt: skip
+
+    def pace(self, run: Result) -> Pace:
+        """Of the cores while a run lasted."""
+        return Pace({int(core): samples for core, samples in run.body.get("pace", {}).items()}, self.pace_unit_s)
 
 
 class Layout:
@@ -178,50 +145,49 @@ def model_spec(checkpoint: Path) -> ModelSpec:
 
 def predict(machine: Machine, layout: Layout, chosen: Plan, run: Result) -> list[float]:
     """TTFTs in seconds of one measured run, in its requests' order."""
-    system, rate, pace = run.config["system"], run.config["rate"], machine.pace(run)
-    requests, laid_out = layout.requests(chosen, run.seed, rate)
+    system = run.config["system"]
+    scheme = "gllm" if system == "gllm-1core" else system
+    requests, laid_out = layout.requests(chosen, run.seed, run.config["rate"])
+    delays = machine.delays[system]
     jobs = [
-        Job(request.arrival + pace * machine.request_s + machine.body_byte_s * len(request.body), job)
+        Job(request.arrival + dot(delays.admit, (1.0, len(request.body))), job)
         for request, job in zip(requests, laid_out, strict=True)
     ]
-    scheme, cores = ("gllm", 1) if system == "gllm-1core" else (system, machine.costs["config"]["cores"])
     deployment = Deployment(
         scheme=scheme, encoders=int(scheme in SEPARATE), token_budget=chosen.token_budget,
         encoder_batch_tokens=BATCH_TOKENS["cpu"],
     )  # fmt: skip
-    cost = machine.cost(scheme, cores, layout.model, pace * api_load(machine, requests, rate), pace)
+    cost = machine.cost(system, layout.model, machine.pace(run))
     cluster = Cluster(deployment, cost)  # type: ignore[arg-type]
-    cluster.preprocess = Preprocessing(*(pace * seconds for seconds in machine.image))  # type: ignore[assignment]
+    cluster.preprocess = Preprocessing(*delays.ready)  # type: ignore[assignment]
     cost.watch(cluster)
     served = {one.request_id: one.first_token for one in cluster.run(jobs).served}
-    return [served[n] - request.arrival for n, request in enumerate(requests)]
-
-
-def api_load(machine: Machine, requests: Sequence[Prepared], rate: float) -> float:
-    """Cores that HTTP, admission and preprocessing keep busy while requests come."""
-    image_s, megapixel_s = machine.image_cpu
-    sizes = [size for request in requests for size in request.sizes]
-    images = sum(image_s + megapixel_s * width * height / 1e6 for width, height in sizes)
-    return rate * (machine.api_cpu_s + images / len(requests))
+    return [served[n] + delays.answer - request.arrival for n, request in enumerate(requests)]
 
 
 def compare(machine: Machine, layout: Layout, chosen: Plan, found: Iterable[Result]) -> list[Prediction]:
     """For each of our systems at three of its rates, the lowest, the middle and the highest."""
     by_key: dict[tuple[str, float], list[Result]] = {}
     for result in found:
-        if result.config["system"] in (*OURS, "gllm-1core") and "summary" in result.body:
+        if result.config["system"] in machine.delays and "summary" in result.body:
             by_key.setdefault((result.config["system"], result.config["rate"]), []).append(result)
     rates = chosen.rates
     wanted = sorted({rates[0], rates[len(rates) // 2], rates[-1]})[:RATES]
-    predictions = []
-    for (system, rate), runs in sorted(by_key.items()):
-        if rate in wanted:
-            predicted = [statistics.fmean(predict(machine, layout, chosen, run)) for run in runs]
-            measured = [run.body["summary"]["ttft_mean"] for run in runs]
-            predictions.append(
-                Prediction(system, rate, statistics.fmean(predicted), statistics.fmean(measured), len(runs))
-            )
-    return predictions
+    return [prediction(machine, layout, chosen, runs) for (_, rate), runs in sorted(by_key.items()) if rate in wanted]
+
+
+def prediction(machine: Machine, layout: Layout, chosen: Plan, runs: Sequence[Result]) -> Prediction:
+    """Of the runs of one system at one rate."""
+    predicted, measured = [], []
+    for run in runs:
+        ttfts = zip(predict(machine, layout, chosen, run), run.body["outcomes"], strict=True)
+        served = [(ttft, o["first_token"] - o["arrival"]) for ttft, o in ttfts if o["error"] is None]
+        predicted += [ttft for ttft, _ in served]
+        measured += [ttft for _, ttft in served]
+    return Prediction(
+        system=runs[0].config["system"], rate=runs[0].config["rate"], predicted=statistics.fmean(predicted),
+        measured=statistics.fmean(measured), runs=len(runs), requests=tuple(zip(predicted, measured, strict=True)),
+    )  # fmt: skip
 
 
 def text(predictions: Sequence[Prediction]) -> str:
@@ -233,8 +199,19 @@ def text(predictions: Sequence[Prediction]) -> str:
             f"{p.system:14}{p.rate:8g}{p.predicted:11.3f}{p.measured:10.3f}{100 * p.error:+7.1f} %  {p.runs}{mark}"
         )
     good = sum(abs(p.error) <= GOAL for p in predictions)
-    lines.append(f"{good} of {len(predictions)} within {GOAL:.0%}")
+    lines.append(f"{good} of {len(predictions)} within {GOAL:.0%}; single requests: {scatter(predictions)}")
     return "\n".join(lines)
+
+
+def scatter(predictions: Sequence[Prediction]) -> str:
+    """How close single requests are, in words."""
+    pairs = [pair for p in predictions for pair in p.requests]
+    if len(pairs) < 3:
+        return "too few"
+    predicted, measured = ([math.log(pair[i]) for pair in pairs] for i in (0, 1))
+    correlation = statistics.correlation(predicted, measured)
+    sd = statistics.stdev(p - m for p, m in zip(predicted, measured, strict=True))
+    return f"{len(pairs)}, correlation {correlation:.2f}, scatter {math.expm1(sd):.0%}"
 
 
 def run(folder: Path) -> list[Prediction]:
@@ -249,7 +226,6 @@ def run(folder: Path) -> list[Prediction]:
             write_checkpoint(checkpoint)
             allow_pixels(checkpoint, chosen.mix.side[1])
         predictions = compare(machine, Layout(checkpoint), chosen, of_plan(chosen, folder))
-    errors = {name: seat.encode_error for name, seat in machine.seats.items()}
     numbers = [{**{n: getattr(p, n) for n in Prediction.__slots__}, "error": p.error} for p in predictions]
     results.write_json(
         folder / "real-fidelity.json",
@@ -259,15 +235,7 @@ def run(folder: Path) -> list[Prediction]:
             "commit": results.commit(),
             "plan_digest": chosen.digest,
             "goal": GOAL,
-            "encode_fit_error": errors,
-            "overheads": {
-                "request_s": machine.request_s,
-                "step_s": machine.step_s,
-                "hop_s": machine.hop_s,
-                "image_s": machine.image,
-                "api_cpu_s": machine.api_cpu_s,
-                "beside": machine.costs["beside"],
-            },
+            "scatter": scatter(predictions),
             "predictions": numbers,
         },
     )

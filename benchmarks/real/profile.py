@@ -1,153 +1,179 @@
-"""Measures what work costs on this machine, on cores as the schemes use them; writes a cost file for the simulator.
+"""Measures what work costs on this machine, in the servers that are compared; writes a cost file for the simulator.
 
     python -m benchmarks.real.profile [--passes 8] [--results DIR]        # writes real-costs.json
 
-Every piece of work is timed by itself, with the real StageRunner and VisionEncoder, on cores that are otherwise idle. A
-shared machine's speed changes within seconds, so `compare` takes the passes in between its runs, and probes the speed
-before and after each of them; this command takes passes one after the other. `fidelity` lets the simulator predict
-whole runs from the file.
+Requests of their own seeds are put to each server, alone and several at once, and its event log tells how long every
+encode batch and micro-batch took and what passed between them. A shared machine's cores change their speed within a
+tenth of a second: `pace` tells the speed of the moment, and costs are those at the usual one. `compare` takes passes in
+between its runs; this command takes them one after the other. `fidelity` lets the simulator predict whole runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import multiprocessing
-import os
+import math
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.real import overheads, seat
-from benchmarks.real.bench import CPU_MIX, make_setting
+from benchmarks.real import plan
+from benchmarks.real.bench import CPU_MIX, make_setting, open_bench
 from benchmarks.real.checkpoint import Size
-from benchmarks.real.seat import Seat
-from benchmarks.real.servers import Server, our_command, start
+from benchmarks.real.cost import dot, least_squares
+from benchmarks.real.observe import Asked, Log, Window, Work
+from benchmarks.real.pace import Pace, PaceMeter
+from benchmarks.real.plan import Entrant
+from benchmarks.real.requests import Mix, Prepared, prepare
+from benchmarks.real.servers import MODEL_NAME, ServerFailed
+from benchmarks.sim.deployment import SEPARATE
 from gllm.config import EngineConfig, usable_cores
+from gllm.core import eventlog
 from gllm.engine.placement import place
-from gllm.models.loader import resolve_dtype
-from gllm.models.registry import model_info
 
 FILE = "real-costs.json"
-BESIDE_SECONDS = 0.5
-SEATS = ("baseline", "stage", "encoder")
-SERVERS = ("gllm", "rserve")  # live ones that a pass asks
+ALONE, BURST = 3, 3  # requests of one pass to one server: one by one, and all at once
+BURST_TOKENS = 4  # output tokens of each, so that there are decodes
+SEED = 2_000_000
+MIN_SAMPLES = 10  # spans of a kind of work, below which there is no cost
+
+Load = Callable[[str, Sequence[Prepared]], dict[str, Any]]  # a server's name and requests -> the client's report
 
 
+def pool(system: str) -> str:
+    """Whose workers are alike: those of all schemes with an encoder of its own, and each of the others."""
+    return "separate" if system in SEPARATE else system
+
+
+def seats(entrant: Entrant) -> dict[str, tuple[int, ...]]:
+    """The cores of a server's workers, as its engine binds them."""
+    encoders = int(entrant.system in SEPARATE)
+    placed = place(EngineConfig(model_path=""), entrant.cores, 1, encoders)
+    return dict(zip(("stage", "encoder"), (one.cores or entrant.cores for one in placed), strict=False))
+
+
+@dataclass(slots=True)
 class Profiler:
-    """Costs of a checkpoint on the first two of `cores`, in passes, at the seats that the engine would give to its
-    workers: `baseline` (a stage alone), `stage` and `encoder` (beside each other). Each is a process that rests between
-    passes. Cores are not equal: the first one also has the machine's own work."""
+    """Passes over servers, and what their logs say of them. load: sends requests to one of them and reports."""
 
-    def __init__(self, checkpoint: Path, cores: Sequence[int]) -> None:
-        self._checkpoint = checkpoint
-        self._cores = tuple(cores[:2])
-        self._stack = contextlib.ExitStack()
-        config = EngineConfig(model_path=str(checkpoint))
-        placed = [*place(config, self._cores, 1, 0), *place(config, self._cores, 1, 1)]
-        self._seats = {name: Seat(one.cores, one.threads) for name, one in zip(SEATS, placed, strict=True)}
-        self._pools: dict[str, ProcessPoolExecutor] = {}
-        self._probes: list[float] = []
-        self._passes: dict[str, list[list[float]]] = {name: [] for name in SEATS}
-        self._beside: list[dict[str, float]] = []
-        self._overheads: list[dict[str, float]] = []
+    entrants: Mapping[str, Entrant]
+    logs: Mapping[str, Path]
+    mix: Mix
+    load: Load
+    meter: PaceMeter
+    passes: int = 0
+    _asked: dict[str, list[Asked]] = field(default_factory=dict)
+    _windows: dict[str, list[Window]] = field(default_factory=dict)
 
-    def __enter__(self) -> Profiler:
-        # As the engine starts its workers: threads that wait must not spin on a core that another process could use.
-        os.environ.update(OMP_WAIT_POLICY="PASSIVE", KMP_BLOCKTIME="0")
-        context = multiprocessing.get_context("spawn")
-        with contextlib.ExitStack() as stack:
-            for name, place in self._seats.items():
-                pool = ProcessPoolExecutor(1, context, seat.open_seat, (self._checkpoint, place))
-                self._pools[name] = stack.enter_context(pool)
-            self._stack = stack.pop_all()
-        return self
+    def sample(self) -> None:
+        """One pass over all servers. Raises ServerFailed; what it has of others stays."""
+        self.passes += 1
+        alone = self._requests(ALONE, SEED + 2 * self.passes, 1)
+        burst = self._requests(BURST, SEED + 2 * self.passes + 1, BURST_TOKENS)
+        for name in self.entrants:
+            for request in alone:
+                (outcome,), window = self._serve(name, [request])
+                arrival, first_token = (window[0] + outcome[moment] for moment in ("arrival", "first_token"))
+                asked = Asked(arrival, first_token, len(request.body), request.sizes)
+                self._asked.setdefault(name, []).append(asked)
+            self._serve(name, burst)
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def _requests(self, count: int, seed: int, max_tokens: int) -> list[Prepared]:
+        shapes = self.mix.shapes([0.0] * count, seed, max_tokens)
+        return prepare(shapes, MODEL_NAME, seed, logprobs=max_tokens > 1)
 
-    def sample(self, servers: Mapping[str, Server]) -> None:
-        """One pass over all pieces of work, on idle cores; one that does not end counts for nothing. servers: those of
-        SERVERS. Raises ServerFailed."""
-        number = len(self._overheads) + 1
-        probes, times = [self.probe()], {}
-        for name in self._passes:
-            times[name] = self._pools[name].submit(seat.one_pass, number).result()
-            probes.append(self.probe())
-        beside = self._slow_down()
-        around = overheads.measure_servers(servers["gllm"], servers["rserve"])
-        for name, passes in self._passes.items():
-            passes.append(times[name])
-        self._probes.append(statistics.fmean(probes))
-        self._beside.append(beside)
-        self._overheads.append(around)
-
-    def probe(self) -> float:
-        """Mean seconds of a piece of work on all cores at once, for half a second: how fast the machine is now."""
-        jobs = [self._pools[name].submit(seat.keep_busy, "prefill", BESIDE_SECONDS) for name in ("stage", "encoder")]
-        return statistics.fmean(job.result() for job in jobs)
-
-    def _slow_down(self) -> dict[str, float]:
-        """How many times longer encode and prefill take while the other runs on the other core."""
-        pools = {"encode": self._pools["encoder"], "prefill": self._pools["stage"]}
-        alone = {kind: pool.submit(seat.keep_busy, kind, BESIDE_SECONDS).result() for kind, pool in pools.items()}
-        jobs = {kind: pool.submit(seat.keep_busy, kind, BESIDE_SECONDS) for kind, pool in pools.items()}
-        return {kind: job.result() / alone[kind] for kind, job in jobs.items()}
+    def _serve(self, name: str, requests: Sequence[Prepared]) -> tuple[list[dict[str, Any]], Window]:
+        report = self.load(name, requests)
+        if report["failed"]:
+            raise ServerFailed(f"{name}: {report['errors']}")
+        begin, outcomes = report["started"], report["outcomes"]
+        window = begin, begin + max(outcome["finish"] for outcome in outcomes)
+        self._windows.setdefault(name, []).append(window)
+        return outcomes, window
 
     def costs(self) -> dict[str, Any]:
-        """The cost file's content: medians over the passes, at the speed at which a probe takes `probe_s`."""
-        usual = statistics.median(self._probes)
-        paces = [probe / usual for probe in self._probes]
-        info = model_info(self._checkpoint)
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            preprocessing = pool.submit(overheads.measure_preprocessing, self._checkpoint, self._cores).result()
+        """The cost file's content. Raises ValueError when there were too few passes."""
+        windows = [window for found in self._windows.values() for window in found]
+        samples = self.meter.samples(min(begin for begin, _ in windows), max(end for _, end in windows))
+        unit = statistics.median(seconds for found in samples.values() for _, seconds in found)
+        pace = Pace(samples, unit)
+        works: dict[str, list[Work]] = {}
+        delays = {}
+        for name, entrant in self.entrants.items():
+            with self.logs[name].open() as lines:
+                log = Log(eventlog.read(lines))
+            works.setdefault(pool(entrant.name), []).extend(log.works(self._windows[name]))
+            delays[name] = log.delays(self._asked[name]).described()
+        cores = {pool(entrant.name): seats(entrant) for entrant in self.entrants.values()}
         return {
             "kind": "measured",
             "machine": results.this_machine(),
             "commit": results.commit(),
-            "probe_s": usual,
-            "seats": {name: seat.collect(passes, paces, self._seats[name]) for name, passes in self._passes.items()},
-            "beside": medians(self._beside, least=1.0),
-            "preprocessing": preprocessing,
-            "transfer_token_s": overheads.measure_transfer(info.hidden_size, resolve_dtype(self._checkpoint, "auto")),
-            "servers": medians(self._overheads),
-            "config": {"cores": len(self._cores), "size": {n: getattr(Size(), n) for n in Size.__slots__}},
+            "pace_unit_s": unit,
+            "pace": {str(core): spread([s / unit for _, s in found]) for core, found in samples.items()},
+            "passes": self.passes,
+            "workers": {name: fit(found, cores[name], pace) for name, found in works.items()},
+            "delays": delays,
+            "config": {"size": {n: getattr(Size(), n) for n in Size.__slots__}},
         }
 
 
-def medians(passes: Sequence[Mapping[str, float]], least: float = 0.0) -> dict[str, float]:
-    return {name: max(least, statistics.median(one[name] for one in passes)) for name in passes[0]}
+def fit(works: Sequence[Work], cores: Mapping[str, tuple[int, ...]], pace: Pace) -> dict[str, Any]:
+    """By worker: its cores, coefficients at pace 1 by kind of work, and how far single spans are from them. Raises
+    ValueError when there are too few."""
+    found: dict[str, Any] = {}
+    for worker, bound in cores.items():
+        found[worker] = {"cores": list(bound), "encode": [], "step": [], "spans": {}}
+        for kind in ("encode", "step"):
+            mine = [work for work in works if (work.worker, work.kind) == (worker, kind)]
+            if not mine:
+                continue
+            if len(mine) < MIN_SAMPLES:
+                raise ValueError(f"only {len(mine)} spans of {kind} by the {worker}: more passes are needed")
+            features = [work.features for work in mine]
+            seconds = [pace.usual_seconds(bound, work.start, work.end) for work in mine]
+            coefficients = least_squares(features, seconds)
+            ratios = [s / dot(coefficients, f) for s, f in zip(seconds, features, strict=True)]
+            found[worker] |= {kind: coefficients}
+            found[worker]["spans"][kind] = {"count": len(mine), **spread(ratios)}
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Mean and standard deviation."""
+    return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else math.nan}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     cores = tuple(args.cores or usable_cores()[:2])
-    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as scratch:
         setting = make_setting(Path(scratch), None, CPU_MIX, cores)
-        profiler = stack.enter_context(Profiler(setting.checkpoint, cores))
-        servers = {
-            name: stack.enter_context(start(name, our_command(name, setting), cores, Path(scratch))) for name in SERVERS
-        }
-        for number in range(1, args.passes + 1):
-            profiler.sample(servers)
-            print(f"  pass {number} of {args.passes}", file=sys.stderr, flush=True)
-        costs = profiler.costs()
+        wanted = plan.entrants(cores, plan.OURS, one_core=True)
+        with (
+            open_bench(setting, wanted, CPU_MIX, Path(scratch), args.results) as bench,
+            PaceMeter(cores) as meter,
+        ):
+            profiler = Profiler(bench.entrants, bench.logs, CPU_MIX, bench.ask, meter)
+            for number in range(1, args.passes + 1):
+                profiler.sample()
+                print(f"  pass {number} of {args.passes}", file=sys.stderr, flush=True)
+            costs = profiler.costs()
     path = args.results / FILE
     results.write_json(path, costs)
-    print(json.dumps({name: costs[name] for name in ("machine", "beside", "servers", "transfer_token_s")}))
+    print(json.dumps({name: costs[name] for name in ("machine", "pace", "workers", "delays")}))
     print(path, file=sys.stderr)
     return 0
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passes", type=int, default=8, help="over all pieces of work")
+    parser.add_argument("--passes", type=int, default=8, help="over all servers; about 12 seconds each")
     parser.add_argument("--cores", type=int, nargs="+", help="default: the first two that there are")
     parser.add_argument("--results", type=Path, default=results.RESULTS)
     return parser.parse_args(argv)

@@ -89,14 +89,16 @@ class Server:
             raise ServerFailed(f"{self.system} ended with status {self.process.returncode}: {_tail(self.log)}")
 
 
-def our_command(name: str, setting: Setting) -> Command:
-    """Our API server under the flags of a scheme. Raises UnknownName."""
+def our_command(name: str, setting: Setting, log: Path | None = None) -> Command:
+    """Our API server under the flags of a scheme. log: where its event log goes. Raises UnknownName."""
     kv = () if setting.kv_gib is None else ("--kv-cache-memory-bytes", str(setting.kv_gib << 30))
+    events = () if log is None else ("--event-log", str(log))
     args = (
         sys.executable, "-m", "gllm.entrypoints.api_server", "--port", "0", "--model-path", str(setting.checkpoint),
         "--served-model-name", MODEL_NAME, "--generation-config", "none",
         "--max-num-batched-tokens", str(setting.token_budget),
-        "--limit-mm-per-prompt", f'{{"image": {setting.max_images}}}', *kv, *system(name).flags, *setting.extra,
+        "--limit-mm-per-prompt", f'{{"image": {setting.max_images}}}', *kv, *events, *system(name).flags,
+        *setting.extra,
     )  # fmt: skip
     return Command(args)
 

@@ -109,16 +109,15 @@ def log_path(result: Path) -> Path:
 def show(scene: Scene, setting: Setting, scratch: Path) -> tuple[Result, list[Record]]:
     """Serve the scene once warm. Raises ServerFailed."""
     events = scratch / f"{scene.name}.jsonl"
-    settings = replace(
-        setting, token_budget=scene.token_budget, extra=(*setting.extra, *scene.flags, "--event-log", str(events))
-    )
+    settings = replace(setting, token_budget=scene.token_budget, extra=(*setting.extra, *scene.flags))
     warm_up, requests = (prepare(scene.shapes(), MODEL_NAME, seed) for seed in (WARM_UP_SEED, SEED))
-    command = our_command(scene.system, settings)
+    command = our_command(scene.system, settings, events)
     with start(scene.name, command, setting.cores, scratch) as server:
         for batch in (warm_up, requests):
             body = client.run(server.url, batch, slo=1.0, max_seconds=MAX_RUN_SECONDS)
             if body["failed"]:
                 raise ServerFailed(f"{scene.name}: {body['errors']}")
+    del body["started"]
     with events.open() as lines:
         log = since_request(eventlog.read(lines), len(warm_up))
     config = {

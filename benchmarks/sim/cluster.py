@@ -56,7 +56,8 @@ class Preprocessing:
 
 
 class Cluster:
-    """Servers, and the core that directs them. `sink`: gets every core event and busy span (the event log)."""
+    """Servers, and the core that directs them. `sink`: gets every core event and busy span (the event log). `now`:
+    virtual time, in seconds."""
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class Cluster:
         self._served: dict[int, Served] = {}
         self._jobs: dict[int, Job] = {}
         self._num_batches = 0
+        self.now = 0.0
 
     # ---- the loop -----------------------------------------------------------------------------------------------
 
@@ -92,9 +94,8 @@ class Cluster:
             heap.append((job.arrival, count, Arrival(job.arrival, job)))
         heapq.heapify(heap)
         count = len(heap)
-        now = 0.0
         while heap:
-            now, _, event = heapq.heappop(heap)
+            self.now, _, event = heapq.heappop(heap)
             for caused in event.handle(self):
                 heapq.heappush(heap, (caused.time, count, caused))
                 count += 1
@@ -103,7 +104,7 @@ class Cluster:
         workers = [stage.worker for stage in self.stages] + [encoder.worker for encoder in self.encoders]
         served = sorted(self._served.values(), key=lambda s: (s.arrival, s.request_id))
         busy = {worker.name: worker.busy for worker in workers}
-        return RunResult(served, busy, now, self._num_batches, self.core.stats().preemptions)
+        return RunResult(served, busy, self.now, self._num_batches, self.core.stats().preemptions)
 
     # ---- what events do ---------------------------------------------------------------------------------------------
 

@@ -196,11 +196,19 @@ def test_the_sensitivity_covers_the_unknowns():
 def test_fidelity_reads_predictions(tmp_path):
     assert fidelity.draw(tmp_path)[0].holds is None
     predictions = [
-        {"system": name, "rate": 1.0, "predicted": predicted, "measured": 1.0, "error": predicted - 1.0}
+        {
+            "system": name,
+            "rate": 1.0,
+            "predicted": predicted,
+            "measured": 1.0,
+            "error": predicted - 1.0,
+            "requests": [[predicted, 1.0]],
+        }
         for name, predicted in (("gllm", 1.1), ("rserve", 0.7))
     ]
-    found = {"machine": "a test", "goal": 0.15, "predictions": predictions}
+    found = {"machine": "a test", "goal": 0.15, "scatter": "2, too few", "predictions": predictions}
     (tmp_path / "real-fidelity.json").write_text(json.dumps(found))
     (row,) = fidelity.draw(tmp_path)
+    assert row.note == "single requests: 2, too few"
     assert (row.ours, row.holds, row.kind) == ("1 of 2, largest error -30 %", False, "simulated against measured")
     assert (tmp_path / "fidelity.png").exists()

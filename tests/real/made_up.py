@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from benchmarks.real.client import Outcome
@@ -19,6 +20,7 @@ def result(system: str, rate: float, seed: int, ttft: float, **config: Any) -> R
         "requests": 4,
         "failed": 0,
         "summary": {"ttft_mean": ttft, "ttft_p90": ttft, "input_tokens_per_s": 100.0, "attainment": 1.0},
+        "outcomes": [asdict(outcome(number / rate, ttft)) for number in range(4)],
     }
     fields = {"system": system, "devices": "2 cores", "rate": rate, **config}
     return Result(

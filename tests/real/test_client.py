@@ -54,7 +54,7 @@ def test_what_is_not_finished_in_time_is_given_up():
         finally:
             listener.close()
 
-    (given_up,) = asyncio.run(scenario())
+    _, (given_up,) = asyncio.run(scenario())
     assert not given_up.served
     assert given_up.error
 

@@ -127,7 +127,7 @@ def test_what_is_finished_is_known_and_what_is_missing_is_named(tmp_path, capsys
     assert compare.is_finished(PLAN, tmp_path, "gllm", 1.0, 0)
     assert not compare.is_finished(PLAN, tmp_path, "gllm", 1.0, 1)
     (entrant,) = plan.entrants((0, 1), ["gllm"], one_core=False)
-    bench = Bench(SETTING, {}, {"gllm": entrant}, {"vllm": "not named"}, tmp_path)
+    bench = Bench(SETTING, {}, {"gllm": entrant}, {}, {"vllm": "not named"}, tmp_path)
     assert compare.conclude(PLAN, bench) == 0
     written = json.loads((tmp_path / "real-summary.json").read_text())
     assert written["skipped"] == {"vllm": "not named"}

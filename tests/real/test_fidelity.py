@@ -9,13 +9,14 @@ import pytest
 
 from benchmarks import results
 from benchmarks.real import client, fidelity
+from benchmarks.real.cost import Delays
 from benchmarks.real.fidelity import Layout, Machine, Prediction
-from benchmarks.real.plan import Plan
-from benchmarks.real.profile import FILE, SEATS
+from benchmarks.real.plan import OURS, Plan
+from benchmarks.real.profile import FILE
 from benchmarks.real.requests import Mix, prepare
 from gllm.config import DEMO_CHECKPOINT
 from tests.real.made_up import result
-from tests.real.test_cost import measured, row
+from tests.real.test_cost import ENCODE, STEP
 
 MIX = Mix(images=(1, 3), side=(56, 112), text=(2, 9))
 PLAN = Plan(
@@ -25,44 +26,42 @@ PLAN = Plan(
 
 
 def costs() -> dict:
-    """A made-up cost file: 7 ms of HTTP and admission, 1 ms around a step, 0.5 ms a message."""
-    text = row([(0, 64)], extra=3e-3)["seconds"]
+    """A made-up cost file: 7 ms of HTTP and admission, 1 ms an image, 1 ms around a step, 2 ms to the client."""
+    delays = Delays(admit=(7e-3, 1e-8), ready=(1e-3, 0.01), step=1e-3, hop=(1e-3, 0.0), answer=2e-3)
+    cores = {"gllm": {"stage": [0, 1]}, "gllm-1core": {"stage": [0]}, "separate": {"stage": [0], "encoder": [1]}}
     return {
-        "config": {"cores": 2},
-        "probe_s": 0.02,
-        "seats": {name: measured() for name in SEATS},
-        "beside": {"encode": 1.0, "prefill": 1.0},
-        "preprocessing": [{"megapixels": m, "seconds": 1e-3 + 0.01 * m, "cpu": 1e-3} for m in (0.01, 0.05, 0.2)],
-        "transfer_token_s": 1e-7,
-        "servers": {
-            "text_ttft": text + 8e-3, "text_prompt_tokens": 64.0, "per_body_byte": 1e-8, "request_cpu": 4e-3,
-            "decode_gap": 0.0, "decode_context": 64, "health": 2e-3, "health_with_encoder": 3e-3,
+        "pace_unit_s": 2e-3,
+        "workers": {
+            name: {worker: {"cores": bound, "encode": ENCODE, "step": STEP} for worker, bound in found.items()}
+            for name, found in cores.items()
         },
-    }  # fmt: skip
+        "delays": {name: delays.described() for name in (*OURS, "gllm-1core")},
+    }
 
 
-def test_overheads_are_what_is_left_when_the_models_work_is_taken_away():
+def test_delays_are_added_to_the_models_work():
+    layout = Layout(DEMO_CHECKPOINT)
     found = costs()
-    machine = Machine.read(found)
-    seat = machine.seats["baseline"]
-    found["servers"]["decode_gap"] = seat.chunks([(64, 1)]) + seat.sample(1) + 1e-3
-    machine = Machine.read(found)
-    assert machine.step_s == pytest.approx(1e-3)
-    assert machine.request_s == pytest.approx(7e-3, rel=0.01)
-    assert machine.hop_s == pytest.approx(5e-4)
-    assert machine.image == pytest.approx((1e-3, 0.01))
+    run = result("gllm-epd", 1.0, 0, 0.05)
+    before = fidelity.predict(Machine.read(found), layout, PLAN, run)
+    found["delays"]["gllm-epd"] |= {"admit": [1.007, 1e-8], "answer": 0.502}
+    after = fidelity.predict(Machine.read(found), layout, PLAN, run)
+    assert after == pytest.approx([ttft + 1.5 for ttft in before])
 
 
-def test_a_slow_moment_of_the_machine_makes_a_run_longer():
+def test_a_slow_moment_of_a_core_makes_a_run_longer():
     machine, layout = Machine.read(costs()), Layout(DEMO_CHECKPOINT)
 
-    def ttft(*probes: float) -> float:
+    def ttft(**pace: float) -> float:
         run = result("rserve", 1.0, 0, 0.05)
-        run.body["probe_s"] = list(probes)
+        run.body["pace"] = {core[1:]: [[0.0, seconds]] for core, seconds in pace.items()}
         return fmean(fidelity.predict(machine, layout, PLAN, run))
 
-    assert ttft() == ttft(0.02) == ttft(0.01, 0.03)
-    assert ttft(0.03, 0.05) == pytest.approx(2 * ttft(0.02), rel=0.05)
+    usual = ttft()
+    assert usual == pytest.approx(ttft(_0=2e-3, _1=2e-3))
+    assert ttft(_0=4e-3) > usual + 1e-3
+    assert ttft(_1=4e-3) > usual
+    assert usual < ttft(_0=4e-3, _1=4e-3) < 2 * usual
 
 
 def test_layouts_are_the_servers(server):
@@ -87,10 +86,12 @@ def test_every_scheme_is_predicted_at_three_rates_and_written(tmp_path):
     assert all(0.005 < p.predicted < 1 for p in predictions)
     written = json.loads((tmp_path / "real-fidelity.json").read_text())
     assert len(written["predictions"]) == 15
+    assert all(len(p["requests"]) == PLAN.count for p in written["predictions"])
+    assert "60, correlation" in written["scatter"]
 
 
 def test_the_table_marks_what_is_beyond_the_goal():
     shown = fidelity.text([Prediction("gllm", 1.0, 1.1, 1.0, 3), Prediction("rserve", 1.0, 1.3, 1.0, 3)])
     assert "+10.0 %" in shown
     assert "+30.0 %  3  beyond 15%" in shown
-    assert shown.endswith("1 of 2 within 15%")
+    assert shown.endswith("1 of 2 within 15%; single requests: too few")

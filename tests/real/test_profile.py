@@ -1,85 +1,128 @@
-"""Costs in passes: a seat's process, what passes say together, and when they are taken."""
+"""Costs from live servers: passes over real ones, who shares a cost, and when passes are taken."""
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+import contextlib
+import time
 from pathlib import Path
 
-from benchmarks.real import seat
+from benchmarks.real import plan
+from benchmarks.real.bench import Bench, open_bench
 from benchmarks.real.compare import Passes
-from benchmarks.real.cost import SeatCost
-from benchmarks.real.profile import medians
-from benchmarks.real.seat import PIECES, Seat, collect
-from benchmarks.real.servers import ServerFailed
+from benchmarks.real.cost import Delays, WorkerCost
+from benchmarks.real.pace import PaceMeter
+from benchmarks.real.profile import Profiler, pool, seats, spread
+from benchmarks.real.requests import Mix
+from benchmarks.real.servers import ServerFailed, Setting
 from gllm.config import DEMO_CHECKPOINT, usable_cores
 
-CORE = usable_cores()[0]
+CORES = tuple(usable_cores()[:2])
+MIX = Mix(images=(1, 3), side=(56, 112), text=(2, 40))
 
 
-def test_passes_of_a_real_worker_give_costs():
-    place = Seat((CORE,), 1)
-    with ProcessPoolExecutor(1, get_context("spawn"), seat.open_seat, (DEMO_CHECKPOINT, place)) as pool:
-        passes = [pool.submit(seat.one_pass, number).result() for number in range(2)]
-        assert pool.submit(seat.keep_busy, "encode", 0.01).result() > 0
-    assert all(len(times) == len(PIECES) and min(times) > 0 for times in passes)
-    cost = SeatCost(collect(passes, [1.0, 1.0], place))
-    assert cost.encode([64] * 8) > cost.encode([64])
-    assert cost.chunks([(0, 1500)]) > cost.chunks([(0, 100)])
+def test_passes_over_real_servers_give_costs(tmp_path):
+    setting = Setting(checkpoint=DEMO_CHECKPOINT, cores=CORES)
+    wanted = plan.entrants(CORES, ("gllm", "rserve"), one_core=False)
+    with contextlib.ExitStack() as stack:
+        bench: Bench = stack.enter_context(open_bench(setting, wanted, MIX, tmp_path, tmp_path))
+        assert not bench.skipped
+        meter = stack.enter_context(PaceMeter(CORES))
+        profiler = Profiler(bench.entrants, bench.logs, MIX, bench.ask, meter)
+        for _ in range(4):
+            profiler.sample()
+        time.sleep(0.3)  # the driver writes its log behind its work
+        found = profiler.costs()
+    assert found["passes"] == 4
+    assert set(found["workers"]) == {"gllm", "separate"}
+    assert set(found["workers"]["gllm"]) == {"stage"}
+    both, encoder, stage = (
+        WorkerCost.read(found["workers"][name][worker])
+        for name, worker in (("gllm", "stage"), ("separate", "encoder"), ("separate", "stage"))
+    )
+    assert both.encode_seconds([64] * 8) > both.encode_seconds([16]) > 0
+    assert encoder.encode_seconds([64] * 8) > encoder.encode_seconds([16]) > 0
+    assert not stage.encode
+    assert set(stage.cores).isdisjoint(encoder.cores) or len(CORES) == 1
+    for name in ("gllm", "rserve"):
+        delays = Delays.read(found["delays"][name])
+        assert 0 < delays.admit[0] + 20_000 * delays.admit[1] < 1
+        assert 0 < delays.answer < 1
+        assert 0 < delays.step < 1
+    assert found["delays"]["gllm"]["hop"] == (0.0, 0.0)
+    assert sum(found["delays"]["rserve"]["hop"]) > 0
 
 
-def test_a_cost_is_a_median_at_the_usual_speed():
-    passes = [[seconds] * len(PIECES) for seconds in (1.0, 1.1, 4.0)]
-    found = collect(passes, [1.0, 1.0, 2.0], Seat((0,), 1))
-    assert found["prefill"][0] == {"spans": [[0, 1]], "seconds": 1.1}
-    assert found["passes"] == 3
-    assert medians([{"a": 0.5}, {"a": 0.9}, {"a": 7.0}], least=1.0) == {"a": 1.0}
+def test_schemes_with_an_encoder_share_their_costs():
+    assert {pool(entrant.name) for entrant in plan.entrants((0, 1), plan.OURS, one_core=True)} == {
+        "gllm",
+        "gllm-1core",
+        "separate",
+    }
+    found = {entrant.name: seats(entrant) for entrant in plan.entrants((3, 5), plan.OURS, one_core=True)}
+    assert found["gllm"] == {"stage": (3, 5)}
+    assert found["gllm-1core"] == {"stage": (3,)}
+    assert found["rserve"] == {"stage": (3,), "encoder": (5,)}
+
+
+def test_spread_is_mean_and_standard_deviation():
+    assert spread([1.0, 3.0]) == {"mean": 2.0, "sd": 2**0.5}
+
+
+class Fake:
+    """A profiler that notes when it was asked for a pass."""
+
+    def __init__(self, taken: list[int] | None = None) -> None:
+        self.entrants = {"gllm": None, "rserve": None}
+        self.taken = taken
+
+    def sample(self) -> None:
+        if self.taken is None:
+            raise ServerFailed("it ended")
+        self.taken.append(run)
+
+
+class FakeBench:
+    out = Path()
+
+    def __init__(self, *names: str) -> None:
+        self.servers = dict.fromkeys(names)
+
+
+run = 0
 
 
 def test_passes_are_spread_over_the_runs():
-    taken = []
-
-    class Fake:
-        def sample(self, servers):
-            taken.append(run)
-
-        def probe(self):
-            return 0.5
-
-    class Bench:
-        out = Path()
-        servers = {"gllm": None, "rserve": None, "vllm": None}
-
-        def pause_all_but(self, names):
-            assert set(names) in ({"gllm", "rserve"}, set())
-
-    passes = Passes(Fake(), Bench(), wanted=4)
+    global run
+    taken: list[int] = []
+    passes = Passes(Fake(taken), FakeBench("gllm", "rserve", "vllm"), wanted=4)
     for run in range(20):
         passes.before_run(run, 20)
     assert taken == [0, 5, 10, 15]
     assert passes.taken == 4
-    assert passes.probe() == 0.5
-    nobody = Passes(None, Bench(), wanted=4)
+    nobody = Passes(None, FakeBench("gllm"), wanted=4)
     nobody.before_run(0, 20)
-    assert nobody.probe() is None
+    assert nobody.pace(0.0, 1.0) == {}
+    nobody.write()
     assert len(taken) == 4
 
 
 def test_a_server_that_fails_costs_a_pass_and_not_the_runs(capsys):
-    class Failing:
-        def sample(self, servers):
-            raise ServerFailed("it ended")
-
-    class Bench:
-        servers = {"gllm": None, "rserve": None}
-
-        def pause_all_but(self, names):
-            pass
-
-    passes = Passes(Failing(), Bench(), wanted=2)
+    bench = FakeBench("gllm", "rserve")
+    passes = Passes(Fake(), bench, wanted=2)
     passes.before_run(0, 4)
     assert "left out: it ended" in capsys.readouterr().err
     assert (passes.tried, passes.taken) == (1, 0)
-    del Bench.servers["rserve"]  # as a run does with a server that ended
+    del bench.servers["rserve"]  # as a run does with a server that ended
     passes.before_run(3, 4)
     assert passes.tried == 1
+
+
+def test_a_runs_pace_is_told_in_its_own_time():
+    class Meter:
+        def samples(self, begin, end):
+            assert (begin, end) == (100.0, 103.0)
+            return {0: [(99.98, 1e-3), (101.5, 0.00200000049)]}
+
+    profiler = Fake([])
+    profiler.meter = Meter()
+    assert Passes(profiler, FakeBench(), wanted=1).pace(100.0, 3.0) == {0: [(-0.02, 0.001), (1.5, 0.002)]}
