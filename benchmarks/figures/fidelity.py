@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.figures.frame import Row, main, save
-from benchmarks.figures.points import Point
+from benchmarks.figures.points import MissingResult, Point
 from benchmarks.systems import system
 
 NUMBER = "fidelity"
@@ -33,12 +33,15 @@ def draw(folder: Path) -> list[Row]:
         save(folder, NUMBER, None, [], rows)
         return rows
     found = json.loads(path.read_text())
+    if "scatter" not in found:
+        raise MissingResult(f"{path.name} is of an older version: run benchmarks.real.run again")
     predictions: list[dict[str, Any]] = found["predictions"]
     errors = [p["error"] for p in predictions]
     good = sum(abs(error) <= found["goal"] for error in errors)
     rows = [Row(figure=NUMBER, claim=claim, paper="- (ours)", ours=f"{good} of {len(errors)}, largest error "
                 f"{100 * max(errors, key=abs):+.0f} %", holds=good == len(errors) > 0, kind=KIND,
-                devices=found["machine"], note=f"single requests: {found['scatter']}")]  # fmt: skip
+                devices=found["machine"], note="pace of the cores in each run known; "
+                f"single requests: {found['scatter']}")]  # fmt: skip
     save(folder, NUMBER, _scatter(predictions, found["machine"]), predictions, rows)
     return rows
 
@@ -54,7 +57,7 @@ def _scatter(predictions: list[dict[str, Any]], machine: str) -> Figure:
         axes.plot([m for _, m in pairs], [p for p, _ in pairs], ".", color=look.color, alpha=0.2, ms=3, mec="none")
         axes.plot([p["measured"] for p in mine], [p["predicted"] for p in mine], look.marker, color=look.color,
                   label=look.label)  # fmt: skip
-    top = 1.5 * max(max(p["measured"], p["predicted"]) for p in predictions)
+    top = 1.05 * max(max(pair) for p in predictions for pair in [(p["measured"], p["predicted"]), *p["requests"]])
     axes.plot([0, top], [0, top], color="black", lw=0.8)
     axes.fill_between([0, top], [0, 0.85 * top], [0, 1.15 * top], color="#dddddd", zorder=0)
     axes.set(

@@ -151,9 +151,16 @@ def report(outcomes: Sequence[Outcome], slo: float, client_cpu_s: float) -> dict
 def run(
     url: str, requests: Sequence[Prepared], *, slo: float, max_seconds: float, api_key: str | None = None
 ) -> dict[str, Any]:
-    """Send all and report; started: when, on the monotonic clock. Raises ValueError when there is nothing to send."""
+    """Send all and report. Raises ValueError when there is nothing to send."""
+    return timed_run(url, requests, slo=slo, max_seconds=max_seconds, api_key=api_key)[1]
+
+
+def timed_run(
+    url: str, requests: Sequence[Prepared], *, slo: float, max_seconds: float, api_key: str | None = None
+) -> tuple[float, dict[str, Any]]:
+    """The same, and when the run started on the monotonic clock."""
     if not requests:
         raise ValueError("no requests to send")
     before = time.process_time()
     started, outcomes = asyncio.run(send_all(url, requests, max_seconds=max_seconds, api_key=api_key))
-    return {"started": started, **report(outcomes, slo, time.process_time() - before)}
+    return started, report(outcomes, slo, time.process_time() - before)

@@ -8,7 +8,8 @@
 All servers run all the time, and one is asked at a time, so that schemes take turns within seconds. An idle server of
 ours uses no CPU; vLLM's is stopped meanwhile (the CPU time of those not asked is in every result). Without a
 checkpoint: random weights, about 80 M parameters; and what `fidelity` needs is measured along with it: in between, what
-single pieces of work cost, and all the time, how fast each core is (2 % of it, the same for all).
+single pieces of work cost, and during each run, how fast each core is (a meter at 2 to 4 % of it). Our servers then
+write event logs, vLLM's does not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 from benchmarks import results, workloads
 from benchmarks.real import plan, summary
 from benchmarks.real.bench import Bench, make_setting, mix_of, open_bench, say
-from benchmarks.real.pace import PaceMeter
+from benchmarks.real.pace import MeterFailed, PaceMeter
 from benchmarks.real.plan import Entrant, Plan
 from benchmarks.real.profile import FILE, Profiler
 from benchmarks.real.requests import Prepared, prepare
@@ -62,17 +63,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = chosen or make_plan(args, bench)
         chosen.save(args.results)
         say(f"{time.monotonic() - begin:.0f} s to here; {describe(chosen, bench)}")
-        passes = Passes(None, bench, PASSES[args.form])
-        if bench.logs:
-            meter = stack.enter_context(PaceMeter(setting.cores))
-            ours = {name: bench.entrants[name] for name in bench.logs}
-            passes.profiler = Profiler(ours, bench.logs, chosen.mix, bench.ask, meter)
+        passes = Passes(profiler_of(chosen, bench, stack), bench, PASSES[args.form])
         try:
             run_all(chosen, bench, passes, deadline=time.monotonic() + 60 * OVERTIME * minutes(args))
         except KeyboardInterrupt:
             say("interrupted: what is finished stays; --resume does the rest")
-        passes.write()
-        return conclude(chosen, bench)
+        status = conclude(chosen, bench)
+        passes.write(chosen.digest)
+        return status
+
+
+def profiler_of(chosen: Plan, bench: Bench, stack: contextlib.ExitStack) -> Profiler | None:
+    """None when no server keeps a log, or the cores' pace cannot be metered."""
+    if not bench.logs:
+        return None
+    try:
+        meter = stack.enter_context(PaceMeter(bench.setting.cores))
+    except MeterFailed as error:
+        say(f"nothing is profiled: {error}")
+        return None
+    ours = {name: bench.entrants[name] for name in bench.logs}
+    return Profiler(ours, bench.logs, chosen.mix, bench.ask, meter)
 
 
 def bench_of(args: argparse.Namespace, setting: Setting, scratch: Path) -> AbstractContextManager[Bench]:
@@ -161,35 +172,46 @@ class Passes:
     bench: Bench
     wanted: int
     tried: int = 0
-    taken: int = 0
 
     def before_run(self, number: int, total: int) -> None:
-        """number: of the run, from 0. A pass needs all of its servers; when one has ended there are no more."""
+        """number: of the run, from 0."""
         is_due = self.tried * total <= number * self.wanted
-        if self.profiler is None or not is_due or not self.profiler.entrants.keys() <= self.bench.servers.keys():
+        if self.profiler is None or not is_due:
             return
         self.tried += 1
         try:
-            self.profiler.sample()
+            self.profiler.sample(self.bench.servers)
         except ServerFailed as error:
             say(f"a pass of the profiler is left out: {error}")
-        else:
-            self.taken += 1
 
     def pace(self, begin: float, seconds: float) -> dict[int, list[tuple[float, float]]]:
         """Samples of the cores' pace in a run, in seconds after its begin; none where nothing is profiled."""
         if self.profiler is None:
             return {}
-        found = self.profiler.meter.samples(begin, begin + seconds)
+        try:
+            found = self.profiler.meter.samples(begin, begin + seconds)
+        except MeterFailed as error:
+            say(f"nothing is profiled from here on: {error}")
+            self.profiler = None
+            return {}
         return {core: [(round(t - begin, 4), round(s, 7)) for t, s in samples] for core, samples in found.items()}
 
-    def write(self) -> None:
-        if self.profiler is None or not self.taken:
+    def write(self, plan_digest: str) -> None:
+        """The cost file, unless there is one for the same plan from more passes (before an interruption)."""
+        if self.profiler is None:
+            return
+        path = self.bench.out / FILE
+        known = json.loads(path.read_text()) if path.exists() else {}
+        if known.get("plan_digest") == plan_digest and known["passes"] >= self.profiler.passes:
             return
         try:
-            results.write_json(self.bench.out / FILE, self.profiler.costs())
-        except ValueError as error:
+            costs = self.profiler.costs(plan_digest)
+        except (ValueError, MeterFailed) as error:
             say(f"no costs: {error}")
+            return
+        results.write_json(path, costs)
+        for name, reason in costs["left_out"].items():
+            say(f"no costs of {name}: {reason}")
 
 
 def run_all(chosen: Plan, bench: Bench, passes: Passes, deadline: float) -> None:
@@ -222,14 +244,14 @@ def run_one(
 ) -> None:
     entrant, server = bench.entrants[name], bench.servers[name]
     try:
-        body = bench.load(name, requests, chosen.slo)
+        started, body = bench.timed_load(name, requests, chosen.slo)
     except ServerFailed as error:
         bench.skipped[name] = str(error)
         del bench.servers[name]
         say(f"{name} is left out from here on: {error}")
         return
     last = max(outcome["finish"] for outcome in body["outcomes"])
-    body["pace"] = passes.pace(body.pop("started"), last)
+    body["pace"] = passes.pace(started, last)
     config = {
         "figure": FIGURE,
         "system": name,

@@ -1,5 +1,5 @@
 """Costs of this machine for the simulator: the calls of `benchmarks.sim.cost.CostModel`, answered from what `profile`
-measured. Least squares over the spans of live servers; no number comes from a run that is predicted.
+measured. Least squares over the spans of live servers that were asked other requests than those that are predicted.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ def least_squares(features: Sequence[Sequence[float]], seconds: Sequence[float])
     negative one is left out. All predictions together add up to all seconds. Errors relative to what was measured would
     not do: times scatter upwards, and the fit would come out too low."""
     rows, wanted = np.asarray(features, dtype=float), np.asarray(seconds, dtype=float)
+    scale = np.maximum(rows.max(axis=0), 1e-300)  # so that the sizes of coefficients compare
     predicted = np.full(len(wanted), wanted.mean())
     found = np.zeros(rows.shape[1])
     for _ in range(ROUNDS if wanted.any() else 0):
         weights = 1 / np.sqrt(np.maximum(predicted, 1e-3 * wanted.mean()))
-        found = _not_negative(rows * weights[:, None], wanted * weights)
+        found = _not_negative(rows / scale * weights[:, None], wanted * weights) / scale
         predicted = rows @ found
     return [float(c) for c in found]
 
@@ -91,9 +92,10 @@ class WorkerCost:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Time around the workers' spans, in seconds. admit: from a request's due time to the core, (a request, a byte of
-    its body). ready: until its pixels are there, (an image, a megapixel). step: of the driver around a micro-batch.
-    hop: to an encoder and back, (a batch, a token). answer: from the first token to the client."""
+    """Time around the workers' spans, in seconds, at whatever pace the cores had: it is short beside them. admit: from
+    a request's due time to the core, (a request, a byte of its body). ready: until its pixels are there, (an image, a
+    megapixel). step: of the driver around a micro-batch. hop: to an encoder and back, (a batch, a token). answer: from
+    the first token to the client."""
 
     admit: tuple[float, float]
     ready: tuple[float, float]

@@ -4,7 +4,8 @@
 
 Costs come from `profile`, which put other requests to the same servers in between the runs; nothing is fitted to the
 runs that are predicted. What is known of a run are its requests, and the pace of the cores while it lasted, which a
-meter beside the servers tells (`pace`). vLLM is measured but not predicted: its kernels are not ours.
+meter beside the servers tells (`pace`); what the same prediction would be without that, at the mean pace of the passes,
+stands beside it. vLLM is measured but not predicted: its kernels are not ours.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ from gllm.models.registry import model_info
 from rserve.engine import BATCH_TOKENS
 
 GOAL = 0.15
-RATES = 3
-NUMBER = "fidelity"
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Mean TTFTs in seconds, over the same runs. requests: (predicted, measured) of every single one."""
+    """Mean TTFTs in seconds, over the same runs. steady: predicted at the passes' mean pace. requests: (predicted,
+    measured) of every single one."""
 
     system: str
     rate: float
     predicted: float
+    steady: float
     measured: float
     runs: int
     requests: tuple[tuple[float, float], ...] = ()
@@ -63,8 +64,8 @@ class Prediction:
 
 
 class Preprocessing:
-    """The API process's way from a data URL to pixels, as `benchmarks.sim.servers.PreprocessPool`: one image after the
-    other, so many seconds for an image and for a megapixel."""
+    """The API process's way from a data URL to pixels, in place of `benchmarks.sim.servers.PreprocessPool`: so many
+    seconds for an image and for a megapixel, as the images of one request take it; those of the next wait for them."""
 
     def __init__(self, image_s: float, megapixel_s: float) -> None:
         self._free_at = 0.0
@@ -101,7 +102,7 @@ class Machine:
 
     def pace(self, run: Result) -> Pace:
         """Of the cores while a run lasted."""
-        return Pace({int(core): samples for core, samples in run.body.get("pace", {}).items()}, self.pace_unit_s)
+        return Pace({int(core): samples for core, samples in run.body["pace"].items()}, self.pace_unit_s)
 
 
 class Layout:
@@ -143,7 +144,7 @@ def model_spec(checkpoint: Path) -> ModelSpec:
     )
 
 
-def predict(machine: Machine, layout: Layout, chosen: Plan, run: Result) -> list[float]:
+def predict(machine: Machine, layout: Layout, chosen: Plan, run: Result, pace: Pace) -> list[float]:
     """TTFTs in seconds of one measured run, in its requests' order."""
     system = run.config["system"]
     scheme = "gllm" if system == "gllm-1core" else system
@@ -157,7 +158,7 @@ def predict(machine: Machine, layout: Layout, chosen: Plan, run: Result) -> list
         scheme=scheme, encoders=int(scheme in SEPARATE), token_budget=chosen.token_budget,
         encoder_batch_tokens=BATCH_TOKENS["cpu"],
     )  # fmt: skip
-    cost = machine.cost(system, layout.model, machine.pace(run))
+    cost = machine.cost(system, layout.model, pace)
     cluster = Cluster(deployment, cost)  # type: ignore[arg-type]
     cluster.preprocess = Preprocessing(*delays.ready)  # type: ignore[assignment]
     cost.watch(cluster)
@@ -169,34 +170,40 @@ def compare(machine: Machine, layout: Layout, chosen: Plan, found: Iterable[Resu
     """For each of our systems at three of its rates, the lowest, the middle and the highest."""
     by_key: dict[tuple[str, float], list[Result]] = {}
     for result in found:
-        if result.config["system"] in machine.delays and "summary" in result.body:
+        if result.config["system"] in machine.delays and "summary" in result.body and result.body.get("pace"):
             by_key.setdefault((result.config["system"], result.config["rate"]), []).append(result)
     rates = chosen.rates
-    wanted = sorted({rates[0], rates[len(rates) // 2], rates[-1]})[:RATES]
+    wanted = {rates[0], rates[len(rates) // 2], rates[-1]}
     return [prediction(machine, layout, chosen, runs) for (_, rate), runs in sorted(by_key.items()) if rate in wanted]
 
 
 def prediction(machine: Machine, layout: Layout, chosen: Plan, runs: Sequence[Result]) -> Prediction:
     """Of the runs of one system at one rate."""
-    predicted, measured = [], []
+    steady = Pace({}, machine.pace_unit_s)
+    rows: list[tuple[float, float, float]] = []
     for run in runs:
-        ttfts = zip(predict(machine, layout, chosen, run), run.body["outcomes"], strict=True)
-        served = [(ttft, o["first_token"] - o["arrival"]) for ttft, o in ttfts if o["error"] is None]
-        predicted += [ttft for ttft, _ in served]
-        measured += [ttft for _, ttft in served]
+        paces = (machine.pace(run), steady)
+        ttfts = zip(*(predict(machine, layout, chosen, run, pace) for pace in paces), run.body["outcomes"], strict=True)
+        rows += [(known, mean, o["first_token"] - o["arrival"]) for known, mean, o in ttfts if o["error"] is None]
+    predicted, at_mean_pace, measured = zip(*rows, strict=True)
     return Prediction(
         system=runs[0].config["system"], rate=runs[0].config["rate"], predicted=statistics.fmean(predicted),
-        measured=statistics.fmean(measured), runs=len(runs), requests=tuple(zip(predicted, measured, strict=True)),
+        steady=statistics.fmean(at_mean_pace), measured=statistics.fmean(measured), runs=len(runs),
+        requests=tuple(zip(predicted, measured, strict=True)),
     )  # fmt: skip
 
 
 def text(predictions: Sequence[Prediction]) -> str:
-    lines = ["mean TTFT, s: predicted by the simulator with this machine's costs, and measured"]
-    lines.append(f"{'system':14}{'rate/s':>8}{'predicted':>11}{'measured':>10}{'error':>8}  runs")
+    lines = [
+        "mean TTFT, s: predicted by the simulator with this machine's costs, with the pace of the cores in each run"
+    ]
+    lines[0] += " and at their mean pace; and measured"
+    lines.append(f"{'system':14}{'rate/s':>8}{'predicted':>11}{'at mean':>9}{'measured':>10}{'error':>8}  runs")
     for p in predictions:
         mark = "" if abs(p.error) <= GOAL else f"  beyond {GOAL:.0%}"
         lines.append(
-            f"{p.system:14}{p.rate:8g}{p.predicted:11.3f}{p.measured:10.3f}{100 * p.error:+7.1f} %  {p.runs}{mark}"
+            f"{p.system:14}{p.rate:8g}{p.predicted:11.3f}{p.steady:9.3f}{p.measured:10.3f}{100 * p.error:+7.1f} %  "
+            f"{p.runs}{mark}"
         )
     good = sum(abs(p.error) <= GOAL for p in predictions)
     lines.append(f"{good} of {len(predictions)} within {GOAL:.0%}; single requests: {scatter(predictions)}")
@@ -204,28 +211,39 @@ def text(predictions: Sequence[Prediction]) -> str:
 
 
 def scatter(predictions: Sequence[Prediction]) -> str:
-    """How close single requests are, in words."""
-    pairs = [pair for p in predictions for pair in p.requests]
-    if len(pairs) < 3:
+    """How close single requests are, in words: by the logarithms of their TTFTs. The correlation is that within cells
+    of one system and rate, so that differences between cells do not help."""
+    cells = [[(math.log(p), math.log(m)) for p, m in cell.requests] for cell in predictions if len(cell.requests) > 1]
+    if not cells:
         return "too few"
-    predicted, measured = ([math.log(pair[i]) for pair in pairs] for i in (0, 1))
-    correlation = statistics.correlation(predicted, measured)
-    sd = statistics.stdev(p - m for p, m in zip(predicted, measured, strict=True))
-    return f"{len(pairs)}, correlation {correlation:.2f}, scatter {math.expm1(sd):.0%}"
+    inside = [
+        (p - statistics.fmean(p for p, _ in cell), m - statistics.fmean(m for _, m in cell))
+        for cell in cells
+        for p, m in cell
+    ]
+    correlation = statistics.correlation([p for p, _ in inside], [m for _, m in inside])
+    sd = statistics.stdev(p - m for cell in cells for p, m in cell)
+    return f"{len(inside)}, correlation {correlation:.2f} within cells, scatter {math.expm1(sd):.0%}"
 
 
 def run(folder: Path) -> list[Prediction]:
-    """Raises FileNotFoundError, in one line, when the measurements are not there."""
+    """Raises FileNotFoundError when the measurements are not there, and ValueError when they do not belong together; in
+    one line."""
     chosen = Plan.read(folder)
     if chosen is None or not (folder / FILE).exists():
         raise FileNotFoundError(f"{folder} has no real-plan.json and {FILE}: run compare first")
-    machine = Machine.read(json.loads((folder / FILE).read_text()))
+    costs = json.loads((folder / FILE).read_text())
+    if costs.get("plan_digest", "") not in (chosen.digest, None):
+        raise ValueError(f"{folder / FILE} was not measured along with these runs: run compare or profile again")
+    machine = Machine.read(costs)
     with tempfile.TemporaryDirectory() as scratch:
         checkpoint = Path(chosen.model_path or Path(scratch, "checkpoint"))
         if chosen.model_path is None:
             write_checkpoint(checkpoint)
             allow_pixels(checkpoint, chosen.mix.side[1])
         predictions = compare(machine, Layout(checkpoint), chosen, of_plan(chosen, folder))
+    if not predictions:
+        raise ValueError(f"{folder} has no runs of this plan whose pace and costs are known: run compare again")
     numbers = [{**{n: getattr(p, n) for n in Prediction.__slots__}, "error": p.error} for p in predictions]
     results.write_json(
         folder / "real-fidelity.json",
@@ -235,6 +253,8 @@ def run(folder: Path) -> list[Prediction]:
             "commit": results.commit(),
             "plan_digest": chosen.digest,
             "goal": GOAL,
+            "costs": "from passes between the runs" if costs["plan_digest"] else "from passes at another time",
+            "left_out": costs["left_out"],
             "scatter": scatter(predictions),
             "predictions": numbers,
         },
@@ -248,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         predictions = run(args.results)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:
         print(f"fidelity: {error}", file=sys.stderr)
         return 1
     print(text(predictions))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from benchmarks.real.cost import Delays, encode_features, least_squares, step_features
 from gllm.core.eventlog import Record
 
+PATCH_PIXELS = 14 * 14  # Qwen2.5-VL's patches
 Window = tuple[float, float]  # begin and end, seconds of the monotonic clock
 
 
@@ -30,11 +31,6 @@ class Asked:
     arrival: float
     first_token: float
     body_bytes: int
-    sizes: tuple[tuple[int, int], ...]
-
-    @property
-    def megapixels(self) -> float:
-        return sum(width * height for width, height in self.sizes) / 1e6
 
 
 class Log:
@@ -63,7 +59,8 @@ class Log:
             self._patches[request["request_id"]] = [t * h * w for t, h, w in grids]
             self._admitted[request["request_id"]] = record["t"]
         elif event == "on_item_ready":
-            self._ready[record["in"][0]] = record["t"]
+            request_id, _ = record["in"]
+            self._ready[request_id] = max(record["t"], self._ready.get(request_id, 0.0))
         elif event == "next_batch" and record["out"]:
             self._steps[record["out"]["batch_id"]] = record
         elif event == "next_encode" and record["out"]:
@@ -90,16 +87,23 @@ class Log:
             yield Work(worker, kind, features, span["start"], span["end"])
 
     def delays(self, asked: Sequence[Asked]) -> Delays:
-        """From requests that were alone in the server."""
-        windows = [(one.arrival, one.first_token) for one in asked]
-        admit, ready, answer = [], [], []
+        """From requests that were alone in the server. Raises ValueError when the log knows none of them: an engine
+        that recovered has begun a new one."""
+        windows, admit, ready, answer = [], [], [], []
         for one in asked:
-            (request_id,) = [n for n, t in self._admitted.items() if one.arrival <= t <= one.first_token]
-            admitted = self._admitted[request_id]
+            inside = [n for n, t in self._admitted.items() if one.arrival <= t <= one.first_token]
+            if not inside:
+                continue
+            (request_id,) = inside
+            windows.append((one.arrival, one.first_token))
+            admitted, patches = self._admitted[request_id], self._patches[request_id]
             admit.append(((1.0, one.body_bytes), admitted - one.arrival))
-            if one.sizes:
-                ready.append(((len(one.sizes), one.megapixels), self._ready[request_id] - admitted))
+            if patches:
+                pixels = ((len(patches), sum(patches) * PATCH_PIXELS / 1e6), self._ready[request_id] - admitted)
+                ready.append(pixels)
             answer.append(one.first_token - max(t for t in self._done.values() if t <= one.first_token))
+        if not windows:
+            raise ValueError("the event log has none of the requests that were asked alone")
         steps = list(self._around_steps(windows))
         return Delays(
             admit=_line(admit), ready=_line(ready), step=_mean(steps), hop=_line(list(self._around_encodes(windows))),
@@ -115,7 +119,7 @@ class Log:
                 busy[batch] = busy.get(batch, 0.0) + span["end"] - span["start"]
         for batch, record in self._steps.items():
             if batch in self._done and any(begin <= record["t"] <= end for begin, end in windows):
-                yield max(0.0, self._done[batch] - record["t"] - busy[batch])
+                yield self._done[batch] - record["t"] - busy[batch]
 
     def _around_encodes(self, windows: Sequence[Window]) -> Iterator[tuple[tuple[float, float], float]]:
         """The same of encode batches that met an idle encoder."""
@@ -127,7 +131,7 @@ class Log:
             decided = self._encodes[batch]["t"]
             if idle_since <= decided and any(begin <= decided <= end for begin, end in windows):
                 tokens = sum(item["num_tokens"] for item in self._encodes[batch]["out"]["items"])
-                yield (1.0, tokens), max(0.0, self._encoded[batch] - decided - (span["end"] - span["start"]))
+                yield (1.0, tokens), self._encoded[batch] - decided - (span["end"] - span["start"])
             idle_since = span["end"]
 
 

@@ -1,8 +1,9 @@
-"""How fast each core is, from moment to moment: the CPU time of one small product, taken over and over.
+"""How slow each core is, from moment to moment: the CPU time of one small product, taken over and over.
 
 A shared machine's cores change their speed within a tenth of a second, each by itself, and nothing inside tells why (no
-steal time is shown). The same work then takes 0.7 to 2 times as long as usual, whoever does it. CPU time and not
-wall time, so that a core which is busy with a server says the same as one that rests.
+steal time is shown). The same work then takes 0.7 to 2 times as long as usual, whoever does it. CPU time and not wall
+time, so that a sample does not count the time in which a server had the core. What the server leaves in the core's
+caches it does count, in the passes that give the costs as in the runs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import statistics
 import struct
 import tempfile
@@ -35,8 +37,9 @@ Samples = list[tuple[float, float]]  # (when, seconds), in order
 
 
 class Pace:
-    """How many times longer than usual work takes. samples: by core; unit_s: seconds of a sample at pace 1. Without
-    samples the pace is 1."""
+    """How many times longer than usual work takes (as in running: a high pace is slow). samples: by core; unit_s:
+    seconds of a sample at pace 1. Without samples the pace is 1. Work on several cores goes at the mean of their paces:
+    measured, that fits two threads that share products better than the slowest core does."""
 
     def __init__(self, samples: Mapping[int, Sequence[tuple[float, float]]], unit_s: float) -> None:
         self._cores: dict[int, tuple[list[float], list[float]]] = {}
@@ -77,16 +80,21 @@ class Pace:
         return (sums[high] - sums[low]) / (high - low)
 
 
+class MeterFailed(RuntimeError):
+    """There are no samples, and why."""
+
+
 class PaceMeter:
-    """Takes samples on each core while it is open, by a process of its own for each; about 2 % of every core."""
+    """Takes samples on each core while it is open, by a process of its own for each, at 2 to 4 % of the core."""
 
     def __init__(self, cores: Sequence[int]) -> None:
         self._cores = tuple(cores)
         self._stack = contextlib.ExitStack()
         self._files: dict[int, Path] = {}
+        self._processes: dict[int, BaseProcess] = {}
 
     def __enter__(self) -> PaceMeter:
-        """Raises RuntimeError when no samples come."""
+        """Raises MeterFailed when no samples come."""
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             context = multiprocessing.get_context("spawn")
@@ -95,6 +103,7 @@ class PaceMeter:
                 process = context.Process(target=_sample, args=(core, self._files[core], os.getpid()), daemon=True)
                 process.start()
                 stack.callback(_end, process)
+                self._processes[core] = process
             self._wait()
             self._stack = stack.pop_all()
         return self
@@ -103,7 +112,9 @@ class PaceMeter:
         self._stack.close()
 
     def samples(self, begin: float, end: float) -> dict[int, Samples]:
-        """From so many seconds of the monotonic clock to so many, and a little around."""
+        """From so many seconds of the monotonic clock to so many, and a little around. Raises MeterFailed when a
+        process has ended."""
+        self._check()
         return {
             core: [(when, s) for when, s in _read(path) if begin - WINDOW_S <= when <= end + WINDOW_S]
             for core, path in self._files.items()
@@ -112,9 +123,15 @@ class PaceMeter:
     def _wait(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
         while not all(path.exists() and path.stat().st_size for path in self._files.values()):
+            self._check()
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no samples of the cores' pace after {READY_SECONDS:g} s")
+                raise MeterFailed(f"no samples of the cores' pace after {READY_SECONDS:g} s")
             time.sleep(0.05)
+
+    def _check(self) -> None:
+        for core, process in self._processes.items():
+            if not process.is_alive():
+                raise MeterFailed(f"the pace meter of core {core} ended with status {process.exitcode}")
 
 
 def _end(process: BaseProcess) -> None:
@@ -129,7 +146,8 @@ def _read(path: Path) -> Samples:
 
 
 def _sample(core: int, path: Path, parent: int) -> None:
-    """The meter's process on one core; it ends with its parent."""
+    """The meter's process on one core; it ends with its parent, which is the one that an interrupt is for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     settle([core], 1)
     rows = torch.randn(ROWS, IN_FEATURES, dtype=torch.bfloat16)
     weights = torch.randn(OUT_FEATURES, IN_FEATURES, dtype=torch.bfloat16)

@@ -70,8 +70,9 @@ class Plan:
         return hashlib.sha256(json.dumps(self.described(), sort_keys=True).encode()).hexdigest()[:12]
 
     def described(self) -> dict[str, Any]:
-        """As it stands in results: without where things lie on this machine."""
-        return {name: value for name, value in asdict(self).items() if name != "model_path"}
+        """As it stands in results: without where things lie on this machine, but with what runs beside the servers."""
+        fields = {name: value for name, value in asdict(self).items() if name != "model_path"}
+        return fields | {"beside": "event logs of ours, pace meter" if self.model_path is None else ""}
 
     def order(self, seed: int, rate: float, names: Sequence[str]) -> list[str]:
         """Whose turn it is first changes with every round, so that a drift of the machine meets all alike."""

@@ -13,21 +13,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks import results
 from benchmarks.real import plan
-from benchmarks.real.bench import CPU_MIX, make_setting, open_bench
+from benchmarks.real.bench import CPU_MIX, make_setting, open_bench, say
 from benchmarks.real.checkpoint import Size
 from benchmarks.real.cost import dot, least_squares
 from benchmarks.real.observe import Asked, Log, Window, Work
-from benchmarks.real.pace import Pace, PaceMeter
+from benchmarks.real.pace import MeterFailed, Pace, PaceMeter
 from benchmarks.real.plan import Entrant
 from benchmarks.real.requests import Mix, Prepared, prepare
 from benchmarks.real.servers import MODEL_NAME, ServerFailed
@@ -42,7 +43,8 @@ BURST_TOKENS = 4  # output tokens of each, so that there are decodes
 SEED = 2_000_000
 MIN_SAMPLES = 10  # spans of a kind of work, below which there is no cost
 
-Load = Callable[[str, Sequence[Prepared]], dict[str, Any]]  # a server's name and requests -> the client's report
+# A server's name and requests -> when they began, on the monotonic clock, and the client's report.
+Load = Callable[[str, Sequence[Prepared]], tuple[float, dict[str, Any]]]
 
 
 def pool(system: str) -> str:
@@ -59,7 +61,8 @@ def seats(entrant: Entrant) -> dict[str, tuple[int, ...]]:
 
 @dataclass(slots=True)
 class Profiler:
-    """Passes over servers, and what their logs say of them. load: sends requests to one of them and reports."""
+    """Passes over servers, and what their logs say of them. load: sends requests to one of them and reports. passes:
+    those that were taken over all that are there."""
 
     entrants: Mapping[str, Entrant]
     logs: Mapping[str, Path]
@@ -70,62 +73,83 @@ class Profiler:
     _asked: dict[str, list[Asked]] = field(default_factory=dict)
     _windows: dict[str, list[Window]] = field(default_factory=dict)
 
-    def sample(self) -> None:
-        """One pass over all servers. Raises ServerFailed; what it has of others stays."""
-        self.passes += 1
-        alone = self._requests(ALONE, SEED + 2 * self.passes, 1)
-        burst = self._requests(BURST, SEED + 2 * self.passes + 1, BURST_TOKENS)
+    def sample(self, names: Collection[str]) -> None:
+        """One pass over those of the servers that are still there. Raises ServerFailed; what it has of others stays."""
+        seed = SEED + 2 * self.passes
+        alone, burst = self._requests(ALONE, seed, 1), self._requests(BURST, seed + 1, BURST_TOKENS)
         for name in self.entrants:
+            if name not in names:
+                continue
             for request in alone:
                 (outcome,), window = self._serve(name, [request])
                 arrival, first_token = (window[0] + outcome[moment] for moment in ("arrival", "first_token"))
-                asked = Asked(arrival, first_token, len(request.body), request.sizes)
-                self._asked.setdefault(name, []).append(asked)
+                self._asked.setdefault(name, []).append(Asked(arrival, first_token, len(request.body)))
             self._serve(name, burst)
+        self.passes += 1
 
     def _requests(self, count: int, seed: int, max_tokens: int) -> list[Prepared]:
-        shapes = self.mix.shapes([0.0] * count, seed, max_tokens)
-        return prepare(shapes, MODEL_NAME, seed, logprobs=max_tokens > 1)
+        return prepare(self.mix.shapes([0.0] * count, seed, max_tokens), MODEL_NAME, seed)
 
     def _serve(self, name: str, requests: Sequence[Prepared]) -> tuple[list[dict[str, Any]], Window]:
-        report = self.load(name, requests)
+        begin, report = self.load(name, requests)
         if report["failed"]:
             raise ServerFailed(f"{name}: {report['errors']}")
-        begin, outcomes = report["started"], report["outcomes"]
+        outcomes = report["outcomes"]
         window = begin, begin + max(outcome["finish"] for outcome in outcomes)
         self._windows.setdefault(name, []).append(window)
         return outcomes, window
 
-    def costs(self) -> dict[str, Any]:
-        """The cost file's content. Raises ValueError when there were too few passes."""
+    def costs(self, plan_digest: str | None = None) -> dict[str, Any]:
+        """The cost file's content. plan_digest: of the runs between which the passes were taken. Servers of which too
+        little is known are left out, with the reason. Raises ValueError when none is left, and MeterFailed."""
         windows = [window for found in self._windows.values() for window in found]
+        if not windows:
+            raise ValueError("no pass was taken")
         samples = self.meter.samples(min(begin for begin, _ in windows), max(end for _, end in windows))
-        unit = statistics.median(seconds for found in samples.values() for _, seconds in found)
-        pace = Pace(samples, unit)
-        works: dict[str, list[Work]] = {}
-        delays = {}
-        for name, entrant in self.entrants.items():
-            with self.logs[name].open() as lines:
-                log = Log(eventlog.read(lines))
-            works.setdefault(pool(entrant.name), []).extend(log.works(self._windows[name]))
-            delays[name] = log.delays(self._asked[name]).described()
-        cores = {pool(entrant.name): seats(entrant) for entrant in self.entrants.values()}
+        unit = statistics.fmean(seconds for found in samples.values() for _, seconds in found)
+        workers, delays, left_out = self._fit(Pace(samples, unit))
+        if not workers:
+            raise ValueError(f"no server's costs are known: {left_out}")
         return {
             "kind": "measured",
             "machine": results.this_machine(),
             "commit": results.commit(),
+            "plan_digest": plan_digest,
             "pace_unit_s": unit,
             "pace": {str(core): spread([s / unit for _, s in found]) for core, found in samples.items()},
             "passes": self.passes,
-            "workers": {name: fit(found, cores[name], pace) for name, found in works.items()},
+            "workers": workers,
             "delays": delays,
+            "left_out": left_out,
             "config": {"size": {n: getattr(Size(), n) for n in Size.__slots__}},
         }
+
+    def _fit(self, pace: Pace) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+        """Workers by pool; delays and reasons by server."""
+        works: dict[str, list[Work]] = {}
+        workers, delays, left_out = {}, {}, {}
+        for name in self.entrants:
+            try:
+                with self.logs[name].open() as lines:
+                    log = Log(eventlog.read(lines))
+                works.setdefault(pool(name), []).extend(log.works(self._windows.get(name, ())))
+                delays[name] = log.delays(self._asked.get(name, ())).described()
+            except ValueError as error:
+                left_out[name] = str(error)
+        for name, entrant in self.entrants.items():
+            try:
+                if name not in left_out and pool(name) not in workers:
+                    workers[pool(name)] = fit(works[pool(name)], seats(entrant), pace)
+            except ValueError as error:
+                left_out[name] = str(error)
+        return workers, {name: found for name, found in delays.items() if pool(name) in workers}, left_out
 
 
 def fit(works: Sequence[Work], cores: Mapping[str, tuple[int, ...]], pace: Pace) -> dict[str, Any]:
     """By worker: its cores, coefficients at pace 1 by kind of work, and how far single spans are from them. Raises
-    ValueError when there are too few."""
+    ValueError when there are too few, and when workers share a core: the simulator's have one of their own each."""
+    if len({core for bound in cores.values() for core in bound}) < sum(map(len, cores.values())):
+        raise ValueError("its workers share a core")
     found: dict[str, Any] = {}
     for worker, bound in cores.items():
         found[worker] = {"cores": list(bound), "encode": [], "step": [], "spans": {}}
@@ -150,24 +174,33 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """0, or 1 when there are no costs."""
     args = parse(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     cores = tuple(args.cores or usable_cores()[:2])
     with tempfile.TemporaryDirectory() as scratch:
         setting = make_setting(Path(scratch), None, CPU_MIX, cores)
         wanted = plan.entrants(cores, plan.OURS, one_core=True)
-        with (
-            open_bench(setting, wanted, CPU_MIX, Path(scratch), args.results) as bench,
-            PaceMeter(cores) as meter,
-        ):
-            profiler = Profiler(bench.entrants, bench.logs, CPU_MIX, bench.ask, meter)
-            for number in range(1, args.passes + 1):
-                profiler.sample()
-                print(f"  pass {number} of {args.passes}", file=sys.stderr, flush=True)
-            costs = profiler.costs()
-    path = args.results / FILE
-    results.write_json(path, costs)
-    print(json.dumps({name: costs[name] for name in ("machine", "pace", "workers", "delays")}))
-    print(path, file=sys.stderr)
+        try:
+            with (
+                open_bench(setting, wanted, CPU_MIX, Path(scratch), args.results) as bench,
+                PaceMeter(cores) as meter,
+            ):
+                profiler = Profiler(bench.entrants, bench.logs, CPU_MIX, bench.ask, meter)
+                for number in range(1, args.passes + 1):
+                    try:
+                        profiler.sample(bench.servers)
+                    except ServerFailed as error:
+                        say(f"  pass {number} is left out: {error}")
+                    else:
+                        say(f"  pass {number} of {args.passes}")
+                costs = profiler.costs()
+        except (ValueError, MeterFailed) as error:
+            say(f"no costs: {error}")
+            return 1
+    results.write_json(args.results / FILE, costs)
+    print(json.dumps({name: costs[name] for name in ("machine", "pace", "workers", "delays", "left_out")}))
+    say(str(args.results / FILE))
     return 0
 
 

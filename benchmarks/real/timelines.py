@@ -117,7 +117,6 @@ def show(scene: Scene, setting: Setting, scratch: Path) -> tuple[Result, list[Re
             body = client.run(server.url, batch, slo=1.0, max_seconds=MAX_RUN_SECONDS)
             if body["failed"]:
                 raise ServerFailed(f"{scene.name}: {body['errors']}")
-    del body["started"]
     with events.open() as lines:
         log = since_request(eventlog.read(lines), len(warm_up))
     config = {

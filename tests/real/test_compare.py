@@ -151,3 +151,41 @@ def test_a_written_checkpoint_takes_the_largest_image_as_it_is(tmp_path):
     allow_pixels(tmp_path, 100)
     processor = ImageProcessor(tmp_path)
     assert processor.grid(100, 100) == (1, 8, 8)
+
+
+def test_a_run_is_written_with_the_pace_of_its_time(tmp_path):
+    class Asked(Bench):
+        def timed_load(self, name, requests, slo):
+            if name == "gone":
+                raise ServerFailed("it ended")
+            return 50.0, result("gllm", 1.0, 0, 0.5).body
+
+    class Paces:
+        def pace(self, begin, seconds):
+            assert (begin, seconds) == (50.0, 3.5)  # until the last request was served
+            return {0: [(0.0, 1e-3)]}
+
+    (entrant,) = plan.entrants((0, 1), ["gllm"], one_core=False)
+    server = Server("gllm", "", None, Path(), Command(("/usr/bin/python", "-m", "x")))
+    bench = Asked(SETTING, {"gllm": server, "gone": server}, {"gllm": entrant, "gone": entrant}, {}, {}, tmp_path)
+    for name in ("gllm", "gone"):
+        compare.run_one(PLAN, bench, Paces(), name, 1.0, 0, ())
+    assert compare.is_finished(PLAN, tmp_path, "gllm", 1.0, 0)
+    (written,) = compare.of_plan(PLAN, tmp_path)
+    assert written.body["pace"] == {"0": [[0.0, 1e-3]]}
+    assert "started" not in written.body
+    assert written.config["command"] == ["python", "-m", "x"]
+    assert bench.skipped == {"gone": "it ended"}
+    assert list(bench.servers) == ["gllm"]
+
+
+def test_servers_of_a_real_checkpoint_keep_no_log(tmp_path, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(compare, "open_bench", lambda *args, **fields: asked.update(fields, wanted=args[1]))
+    for given, logged, names in (
+        ([], True, [*plan.OURS, "gllm-1core", "vllm"]),
+        (["--model-path", "/model"], False, [*plan.OURS, "vllm"]),
+    ):
+        compare.bench_of(compare.parse([*given, "--vllm-python", "python-of-vllm"]), SETTING, tmp_path)
+        assert asked["logged"] is logged
+        assert [entrant.name for entrant in asked["wanted"]] == names

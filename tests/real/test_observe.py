@@ -69,12 +69,21 @@ def test_too_few_spans_give_no_cost():
 
 
 def test_time_around_the_spans_is_told_apart():
-    """Requests that were alone, seen by a client: 7 ms and 1 us a byte to the core, 2 ms to the answer; and results
-    came 3 ms after their spans."""
+    """Requests that were alone, seen by a client: 7 ms and 1 us a byte to the core, 2 ms an image and 50 ms a
+    megapixel, 2 ms to the answer; and results came 3 ms after their spans."""
     delays = Delays(admit=(0.0, 0.0), ready=(0.0, 0.0), step=0.0, hop=(4e-4, 1e-6), answer=0.0)
     records = log_of("rserve", delays, apart=5.0, count=20)
     first: dict[int, float] = {}
+    admitted: dict[int, tuple[float, float]] = {}
     for record in records:
+        if record["e"] == "on_request":
+            grids = [item["grid"] for item in record["in"][0]["items"]]
+            megapixels = sum(h * w for _, h, w in grids) * 14 * 14 / 1e6
+            admitted[record["in"][0]["request_id"]] = record["t"], 0.002 * len(grids) + 0.05 * megapixels
+        if record["e"] == "on_item_ready":
+            number, index = record["in"]
+            began, seconds = admitted[number]
+            record["t"] = began + seconds / (1 + index)  # the first one is the last to come
         if record["e"] == "on_batch_done":
             record["t"] += 0.003
             for sampled in record["out"]:
@@ -84,11 +93,27 @@ def test_time_around_the_spans_is_told_apart():
     for record in requests:
         number = record["in"][0]["request_id"]
         size, arrival = 1000 * (number + 1), record["t"] - 0.007 - 1e-3 * (number + 1)
-        asked.append(Asked(arrival, first[number] + 0.002, size, ((100, 100),)))
+        asked.append(Asked(arrival, first[number] + 0.002, size))
     found = Log(records).delays(asked)
     assert found.admit == pytest.approx((0.007, 1e-6))
-    assert found.ready == pytest.approx((0.0, 0.0))
+    assert found.ready == pytest.approx((0.002, 0.05))
     assert found.step == pytest.approx(0.003)
     assert found.hop == pytest.approx((4e-4, 1e-6), rel=0.01)
     assert found.answer == pytest.approx(0.002)
     assert Delays.read(found.described()) == found
+
+
+def test_a_log_that_was_begun_anew_gives_what_it_has():
+    records = log_of("rserve", apart=5.0, count=4)
+    done = {s["request_id"]: r["t"] for r in records if r["e"] == "on_batch_done" for s in r["out"]}
+    asked = [Asked(r["t"] - 0.1, done[r["in"][0]["request_id"]], 10) for r in records if r["e"] == "on_request"]
+    kept = records[next(n for n, r in enumerate(records) if r.get("t", 0.0) >= 9.0) :]
+    assert dot(Log(kept).delays(asked).admit, (1.0, 10.0)) == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="none of the requests"):
+        Log(kept).delays(asked[:2])
+
+
+def test_workers_on_one_core_are_not_predicted():
+    works = list(Log(log_of("rserve")).works([(0.0, 1e9)]))
+    with pytest.raises(ValueError, match="share a core"):
+        fit(works, {"stage": (0,), "encoder": (0,)}, PACE)

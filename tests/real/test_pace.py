@@ -8,7 +8,7 @@ import time
 import pytest
 
 from benchmarks.real import pace
-from benchmarks.real.pace import Pace, PaceMeter
+from benchmarks.real.pace import MeterFailed, Pace, PaceMeter
 from gllm.config import usable_cores
 from tests.live_server import wait_until
 
@@ -57,7 +57,18 @@ def test_half_a_record_is_left_out(tmp_path):
     assert pace._read(path) == [(1.0, 2.0)]
 
 
-def test_a_sampler_ends_with_its_parent(tmp_path):
+def test_a_meter_whose_process_ends_says_so():
+    core = usable_cores()[0]
+    with PaceMeter([core]) as meter:
+        meter._processes[core].kill()
+        meter._processes[core].join()
+        with pytest.raises(MeterFailed, match=f"core {core} ended with status -9"):
+            meter.samples(0.0, 1.0)
+
+
+def test_a_sampler_ends_with_its_parent(tmp_path, monkeypatch):
+    monkeypatch.setattr(pace, "settle", lambda cores, threads: None)  # this process is not to be bound
+    monkeypatch.setattr(pace.signal, "signal", lambda number, handler: None)
     path = tmp_path / "samples"
     pace._sample(usable_cores()[0], path, os.getpid())  # this process is not its own parent
     assert path.exists()

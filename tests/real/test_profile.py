@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import json
 from pathlib import Path
 
 from benchmarks.real import plan
 from benchmarks.real.bench import Bench, open_bench
 from benchmarks.real.compare import Passes
 from benchmarks.real.cost import Delays, WorkerCost
-from benchmarks.real.pace import PaceMeter
-from benchmarks.real.profile import Profiler, pool, seats, spread
+from benchmarks.real.pace import MeterFailed, PaceMeter
+from benchmarks.real.profile import FILE, Profiler, pool, seats, spread
 from benchmarks.real.requests import Mix
 from benchmarks.real.servers import ServerFailed, Setting
 from gllm.config import DEMO_CHECKPOINT, usable_cores
@@ -29,10 +29,9 @@ def test_passes_over_real_servers_give_costs(tmp_path):
         meter = stack.enter_context(PaceMeter(CORES))
         profiler = Profiler(bench.entrants, bench.logs, MIX, bench.ask, meter)
         for _ in range(4):
-            profiler.sample()
-        time.sleep(0.3)  # the driver writes its log behind its work
-        found = profiler.costs()
-    assert found["passes"] == 4
+            profiler.sample(bench.servers)
+        found = profiler.costs("digest")
+    assert (found["passes"], found["plan_digest"], found["left_out"]) == (4, "digest", {})
     assert set(found["workers"]) == {"gllm", "separate"}
     assert set(found["workers"]["gllm"]) == {"stage"}
     both, encoder, stage = (
@@ -69,60 +68,82 @@ def test_spread_is_mean_and_standard_deviation():
 
 
 class Fake:
-    """A profiler that notes when it was asked for a pass."""
+    """A profiler that notes when it was asked for a pass, and of which servers."""
 
-    def __init__(self, taken: list[int] | None = None) -> None:
-        self.entrants = {"gllm": None, "rserve": None}
-        self.taken = taken
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+        self.taken: list[tuple[int, set[str]]] = []
+        self.meter = self
+        self.run = 0
 
-    def sample(self) -> None:
-        if self.taken is None:
+    @property
+    def passes(self) -> int:
+        return len(self.taken)
+
+    def sample(self, names) -> None:
+        if self.fails:
             raise ServerFailed("it ended")
-        self.taken.append(run)
+        self.taken.append((self.run, set(names)))
+
+    def samples(self, begin, end):
+        if self.fails:
+            raise MeterFailed("it ended, too")
+        assert (begin, end) == (100.0, 103.0)
+        return {0: [(99.98, 1e-3), (101.5, 0.00200000049)]}
+
+    def costs(self, digest):
+        if not self.taken:
+            raise ValueError("no pass was taken")
+        return {"plan_digest": digest, "passes": self.passes, "left_out": {"gllm": "a reason"}}
 
 
 class FakeBench:
-    out = Path()
-
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, out: Path = Path()) -> None:
         self.servers = dict.fromkeys(names)
+        self.out = out
 
 
-run = 0
-
-
-def test_passes_are_spread_over_the_runs():
-    global run
-    taken: list[int] = []
-    passes = Passes(Fake(taken), FakeBench("gllm", "rserve", "vllm"), wanted=4)
-    for run in range(20):
-        passes.before_run(run, 20)
-    assert taken == [0, 5, 10, 15]
-    assert passes.taken == 4
+def test_passes_are_spread_over_the_runs_and_take_the_servers_that_are_there():
+    fake, bench = Fake(), FakeBench("gllm", "rserve", "vllm")
+    passes = Passes(fake, bench, wanted=4)
+    for fake.run in range(20):
+        passes.before_run(fake.run, 20)
+        if fake.run == 12:
+            del bench.servers["rserve"]  # as a run does with a server that ended
+    assert [run for run, _ in fake.taken] == [0, 5, 10, 15]
+    assert [names for _, names in fake.taken][2:] == [{"gllm", "rserve", "vllm"}, {"gllm", "vllm"}]
     nobody = Passes(None, FakeBench("gllm"), wanted=4)
     nobody.before_run(0, 20)
     assert nobody.pace(0.0, 1.0) == {}
-    nobody.write()
-    assert len(taken) == 4
+    nobody.write("d")
 
 
-def test_a_server_that_fails_costs_a_pass_and_not_the_runs(capsys):
-    bench = FakeBench("gllm", "rserve")
-    passes = Passes(Fake(), bench, wanted=2)
+def test_a_server_or_a_meter_that_fails_costs_no_run(capsys):
+    passes = Passes(Fake(fails=True), FakeBench("gllm"), wanted=2)
     passes.before_run(0, 4)
     assert "left out: it ended" in capsys.readouterr().err
-    assert (passes.tried, passes.taken) == (1, 0)
-    del bench.servers["rserve"]  # as a run does with a server that ended
-    passes.before_run(3, 4)
-    assert passes.tried == 1
+    passes.write("d")
+    assert "no costs: no pass was taken" in capsys.readouterr().err
+    assert passes.pace(100.0, 3.0) == {}
+    assert "it ended, too" in capsys.readouterr().err
+    assert passes.profiler is None
 
 
 def test_a_runs_pace_is_told_in_its_own_time():
-    class Meter:
-        def samples(self, begin, end):
-            assert (begin, end) == (100.0, 103.0)
-            return {0: [(99.98, 1e-3), (101.5, 0.00200000049)]}
+    assert Passes(Fake(), FakeBench(), wanted=1).pace(100.0, 3.0) == {0: [(-0.02, 0.001), (1.5, 0.002)]}
 
-    profiler = Fake([])
-    profiler.meter = Meter()
-    assert Passes(profiler, FakeBench(), wanted=1).pace(100.0, 3.0) == {0: [(-0.02, 0.001), (1.5, 0.002)]}
+
+def test_the_cost_file_of_more_passes_of_the_same_plan_stays(tmp_path, capsys):
+    def written(count: int, digest: str) -> int:
+        fake = Fake()
+        passes = Passes(fake, FakeBench("gllm", out=tmp_path), wanted=count)
+        for number in range(count):
+            passes.before_run(number, count)
+        passes.write(digest)
+        return json.loads((tmp_path / FILE).read_text())["passes"]
+
+    assert written(3, "a") == 3
+    assert "no costs of gllm: a reason" in capsys.readouterr().err
+    assert written(2, "a") == 3
+    assert written(4, "a") == 4
+    assert written(1, "b") == 1
