@@ -106,7 +106,8 @@ class Profiler:
         if not windows:
             raise ValueError("no pass was taken")
         samples = self.meter.samples(min(begin for begin, _ in windows), max(end for _, end in windows))
-        unit = statistics.fmean(seconds for found in samples.values() for _, seconds in found)
+        # Harmonic: at pace 1 as much work is done as in all the passes' time.
+        unit = statistics.harmonic_mean([seconds for found in samples.values() for _, seconds in found])
         workers, delays, left_out = self._fit(Pace(samples, unit))
         if not workers:
             raise ValueError(f"no server's costs are known: {left_out}")
