@@ -54,7 +54,7 @@ def _scatter(predictions: list[dict[str, Any]], machine: str) -> Figure:
         mine = [p for p in predictions if p["system"] == name]
         look = system(name)
         pairs = [pair for p in mine for pair in p["requests"]]
-        axes.plot([m for _, m in pairs], [p for p, _ in pairs], ".", color=look.color, alpha=0.5, ms=4, mec="none", zorder=1)
+        axes.plot([m for _, m in pairs], [p for p, _ in pairs], ".", color=look.color, alpha=0.5, ms=4, mec="none")
         axes.plot([p["measured"] for p in mine], [p["predicted"] for p in mine], look.marker, color=look.color,
                   label=look.label)  # fmt: skip
     top = 1.05 * max(max(pair) for p in predictions for pair in [(p["measured"], p["predicted"]), *p["requests"]])
