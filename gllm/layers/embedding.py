@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gllm.layers.packed import PackedWeight, can_pack, product
+from gllm.layers.packed import PADDED_ROWS, PackedShape, PackedWeight, can_pack, product
 from gllm.layers.parallel import Parallel
 from gllm.layers.weights import Weights, parameter
+
+SAMPLED_ROWS = tuple(rows for rows in PADDED_ROWS if rows <= 128)  # positions of a micro-batch that are sampled, padded
 
 
 class VocabEmbedding(nn.Module):
@@ -59,14 +61,21 @@ class Head(VocabEmbedding):
         own = None if shared else parameter(self.shard.padded, hidden_size, dtype=dtype, device=device)
         self.weight = shared.weight if shared else own
         self.packed: PackedWeight | None = None
+        self.packed_shape: PackedShape | None = None
+        self.packed_rows = SAMPLED_ROWS
 
     def pack(self) -> None:
-        if not self.is_shared and can_pack(self.weight):  # a shared matrix stays: rows are looked up in it
+        if can_pack(self.weight):  # of a shared matrix a copy: rows are looked up in the plain one
             self.packed = PackedWeight(self.weight)
+            self.packed_shape = PackedShape(self.weight.shape[1], len(self.weight), has_bias=False)
             self.weight = None
 
+    def product(self, hidden: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the logits."""
+        return product(hidden, self.weight) if self.packed is None else self.packed.linear(hidden, None)
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = product(hidden, self.weight) if self.packed is None else self.packed.linear(hidden, None)
+        logits = self.product(hidden)
         if self.parallel.tp_size == 1:
             return logits
         return self.parallel.all_gather(logits)[:, : self.shard.size]

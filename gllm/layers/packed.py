@@ -93,12 +93,12 @@ def pack_weights(model: nn.Module) -> None:
 
 @torch.inference_mode()
 def compile_products(model: nn.Module) -> None:
-    """Run the products of packed layers once with every number of rows; layers of one shape share their kernels. Uses
-    the threads that the process has now: call it when these are settled."""
+    """Run the products of packed layers once with every number of rows, or those that a layer names as its
+    `packed_rows`; layers of one shape share their kernels. Uses the threads that the process has now: call it when these are settled."""
     seen: set[Any] = set()
     for module in model.modules():
         shape = getattr(module, "packed_shape", None)
         if shape is not None and (type(module), shape) not in seen:
             seen.add((type(module), shape))
-            for rows in PADDED_ROWS:
+            for rows in getattr(module, "packed_rows", PADDED_ROWS):
                 module.product(torch.zeros(rows, shape.inputs, dtype=torch.bfloat16))
