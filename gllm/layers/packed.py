@@ -33,11 +33,14 @@ def pad_rows(x: torch.Tensor) -> torch.Tensor:
     return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def num_padding_rows(x: torch.Tensor) -> int:
+    """How many rows of padding every product with x [n, in] would add: a model whose layers all do adds them once."""
+    return padded_rows(len(x)) - len(x) if x.device.type == "cpu" and x.dtype == torch.bfloat16 and len(x) else 0
+
+
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [n, in] and a plain weight [out, in] -> [n, out]."""
-    if x.device.type == "cpu" and x.dtype == torch.bfloat16 and len(x):
-        return F.linear(pad_rows(x), weight, bias)[: len(x)]
-    return F.linear(x, weight, bias)
+    return F.linear(pad_rows(x), weight)[: len(x)] if num_padding_rows(x) else F.linear(x, weight)
 
 
 class PackedShape(NamedTuple):
@@ -94,7 +97,8 @@ def pack_weights(model: nn.Module) -> None:
 @torch.inference_mode()
 def compile_products(model: nn.Module) -> None:
     """Run the products of packed layers once with every number of rows, or those that a layer names as its
-    `packed_rows`; layers of one shape share their kernels. Uses the threads that the process has now: call it when these are settled."""
+    `packed_rows`; layers of one shape share their kernels. Uses the threads that the process has now: call it when
+    these are settled."""
     seen: set[Any] = set()
     for module in model.modules():
         shape = getattr(module, "packed_shape", None)

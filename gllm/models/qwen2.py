@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from gllm.layers.attention.base import AttentionBackend
 from gllm.layers.embedding import Head, VocabEmbedding
 from gllm.layers.linear import GatedLinear, QKVLinear, RowLinear
 from gllm.layers.norm import RMSNorm
+from gllm.layers.packed import num_padding_rows
 from gllm.layers.parallel import Parallel
 from gllm.layers.rotary import Rotary, rotate_
 from gllm.layers.row_blocks import join, row_blocks
@@ -67,7 +69,8 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One layer; `x` [n, hidden] is updated in place, being the residual stream."""
+    """One layer; `x` [n + padding, hidden] is updated in place, being the residual stream. The rows of padding attend
+    to nothing."""
 
     def __init__(self, config: TextConfig, parallel: Parallel, backend: AttentionBackend, **where: Any) -> None:
         super().__init__()
@@ -76,10 +79,13 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **where)
         self.mlp = MLP(config.hidden_size, config.intermediate_size, parallel, bias=False, **where)
 
-    def forward(self, x: torch.Tensor, angles: Angles, cache: KVPair, plan: Any, blocks: Sequence[slice]) -> None:
+    def forward(
+        self, x: torch.Tensor, angles: Angles, cache: KVPair, plan: Any, blocks: Sequence[slice], padding: int
+    ) -> None:
         cos, sin = angles
         qkv = join(self.attention.project(self.attention_norm(x[rows]), cos[rows], sin[rows]) for rows in blocks)
-        attended = self.attention.attend(qkv, cache, plan)
+        attended = self.attention.attend(qkv[: len(x) - padding], cache, plan)
+        attended = F.pad(attended, (0, 0, 0, padding)) if padding else attended
         for rows in blocks:
             part = x[rows]
             part.add_(self.attention.out(attended[rows]))
@@ -132,11 +138,15 @@ class Qwen2(nn.Module):
 
     def forward(self, hidden: torch.Tensor, positions: torch.Tensor, plan: Any, caches: list[KVPair]) -> torch.Tensor:
         """hidden [n, hidden] (overwritten), positions int [axes, n] -> the hidden states after this stage's layers."""
-        angles = self.rotary.table(positions[: len(self.config.mrope_sections)])
+        num_rows, padding = len(hidden), num_padding_rows(hidden)
+        positions = positions[: len(self.config.mrope_sections)]
+        if padding:
+            hidden, positions = F.pad(hidden, (0, 0, 0, padding)), F.pad(positions, (0, padding))
+        angles = self.rotary.table(positions)
         blocks = row_blocks(len(hidden), self.device)
         for layer, cache in zip(self.layers, caches, strict=True):
-            layer(hidden, angles, cache, plan, blocks)
-        return hidden
+            layer(hidden, angles, cache, plan, blocks, padding)
+        return hidden[:num_rows]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Last stage only: hidden states [n, hidden] -> [n, vocabulary]."""

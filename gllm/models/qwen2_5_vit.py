@@ -18,7 +18,7 @@ from torch import nn
 
 from gllm.layers.linear import ColumnLinear, QKVLinear, RowLinear
 from gllm.layers.norm import RMSNorm
-from gllm.layers.packed import product
+from gllm.layers.packed import num_padding_rows, product
 from gllm.layers.parallel import Parallel
 from gllm.layers.rotary import Rotary, rotate_
 from gllm.layers.row_blocks import join, row_blocks
@@ -159,7 +159,8 @@ class VisionAttention(nn.Module):
 
 
 class VisionBlock(nn.Module):
-    """One layer; `x` [patches, hidden] is updated in place, being the residual stream."""
+    """One layer; `x` [patches + padding, hidden] is updated in place, being the residual stream. The rows of padding
+    attend to nothing."""
 
     def __init__(self, config: VisionConfig, parallel: Parallel, **where: Any) -> None:
         super().__init__()
@@ -169,11 +170,18 @@ class VisionBlock(nn.Module):
         self.mlp = MLP(config.hidden_size, config.intermediate_size, parallel, bias=True, **where)
 
     def forward(
-        self, x: torch.Tensor, angles: Angles, layout: Layout, full_attention: bool, blocks: Sequence[slice]
+        self,
+        x: torch.Tensor,
+        angles: Angles,
+        layout: Layout,
+        full_attention: bool,
+        blocks: Sequence[slice],
+        padding: int,
     ) -> None:
         cos, sin = angles
         qkv = join(self.attention.project(self.attention_norm(x[rows]), cos[rows], sin[rows]) for rows in blocks)
         attended = self._attend_frames(qkv, layout) if full_attention else self.attention.attend(qkv, layout.windows)
+        attended = F.pad(attended, (0, 0, 0, padding)) if padding else attended
         for rows in blocks:
             part = x[rows]
             part.add_(self.attention.out(attended[rows]))
@@ -232,12 +240,16 @@ class VisionTransformer(nn.Module):
         """patches [sum of h * w, channels * patch_size**2] (normalised; the patches of one token are neighbours) ->
         [sum of tokens, out_hidden], images in the given order, tokens in raster order."""
         layout = make_layout(grids, self.config, self.device)
-        angles = self.rotary.table(layout.positions)
         blocks = row_blocks(len(patches), self.device)
         x = join(product(patches[rows], self.patch_weight) for rows in blocks).index_select(0, layout.patch_order)
+        positions, padding = layout.positions, num_padding_rows(x)
+        if padding:
+            x, positions = F.pad(x, (0, 0, 0, padding)), F.pad(positions, (0, padding))
+            blocks = row_blocks(len(x), self.device)
+        angles = self.rotary.table(positions)
         for index, block in enumerate(self.blocks):
-            block(x, angles, layout, index in self.config.full_attention_layers, blocks)
-        return self.merger(x).index_select(0, layout.inverse)
+            block(x, angles, layout, index in self.config.full_attention_layers, blocks, padding)
+        return self.merger(x[: len(patches)]).index_select(0, layout.inverse)
 
     def load(self, weights: Weights) -> None:
         """The patch embedding is summed over its temporal axis: a still image shows the same frame to all of it."""
