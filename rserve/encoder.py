@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import zmq
 
 from gllm.config import EngineConfig
-from gllm.engine.control import Endpoint, Keys, connect, disconnects, receive
-from gllm.engine.messages import Codec, Encode, Encoded, EncodeItem, Hello, Message, Ping, Pong, Shutdown, ToEncoder
-from gllm.errors import StartupError
+from gllm.engine.driver_link import DriverLink
+from gllm.engine.messages import Encode, Encoded, EncodeItem, ToEncoder
 from gllm.models.loader import resolve_dtype
 from gllm.worker.pixels import PixelFile, read_pixels, view_pixels
-from gllm.worker.process import Compute, settle
+from gllm.worker.process import settle
 from gllm.worker.vision import VisionEncoder
 from rserve.transport.base import Payload, Place, Sender
 from rserve.transport.shm import ARENA, ShmSender
@@ -28,38 +24,10 @@ from rserve.transport.wire import WireSender
 class EncoderWorker:
     """run_dir: where pixels are; None: in the frames of messages."""
 
-    def __init__(self, vision: VisionEncoder, sender: Sender, run_dir: Path | None, compute: Compute) -> None:
+    def __init__(self, vision: VisionEncoder, sender: Sender, run_dir: Path | None) -> None:
         self._vision = vision
         self._sender = sender
         self._run_dir = run_dir
-        self._compute = compute
-
-    def run(self, socket: zmq.Socket[bytes], gone: zmq.Socket[bytes] | None = None) -> None:
-        """Until told to shut down. gone: see `disconnects`; raises ConnectionError then."""
-        codec = Codec(ToEncoder)
-        poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(self._compute.socket, zmq.POLLIN)
-        if gone is not None:
-            poller.register(gone, zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll())
-            if gone in ready and socket not in ready:
-                raise ConnectionError("the connection to the driver is broken")
-            if self._compute.socket in ready:
-                report, payloads = self._compute.take()
-                socket.send_multipart([codec.encode(report), *payloads], copy=not payloads)
-            if socket in ready:
-                data, *frames = receive(socket, 1)
-                match codec.decode(data):
-                    case Encode() as batch:
-                        self._compute.submit(
-                            lambda batch=batch, frames=frames: self._compute.post(self.encode(batch, frames))
-                        )
-                    case Ping():
-                        socket.send(codec.encode(Pong()))
-                    case Shutdown():
-                        return
 
     def encode(self, batch: Encode, frames: Sequence[Any] = ()) -> tuple[Encoded, list[Payload]]:
         """The report, and what travels with it. One broken item does not take the others with it."""
@@ -101,44 +69,25 @@ def main(
     """The process. It says Hello once it can encode, or why it cannot. run_dir: None between hosts, where payloads
     travel with messages and `keys` protect these."""
     settle(cores, threads)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    endpoint = Endpoint(address, Keys(**keys) if keys else None)
-    socket = connect(context, endpoint, f"{name}.{os.getpid()}")
-    codec = Codec(ToEncoder)
-
-    def say(message: Message) -> None:
-        socket.send(codec.encode(message))
-
+    link = DriverLink(name, address, keys, ToEncoder)
     engine = EngineConfig(**config)
-    try:
+    with link.loading():
         vision = VisionEncoder(
             engine.checkpoint, dtype=engine.dtype, device=device, load_format=engine.load_format, seed=engine.seed
         )
-    except StartupError as error:
-        say(Hello(name, os.getpid(), str(error)))
-        context.term()
-        raise SystemExit(1) from None
-
-    def crash(trace: str) -> None:
-        print(f"{name} failed:\n{trace}", flush=True)
-        os._exit(1)
-
-    compute = Compute(context, name, crash)
     folder = Path(run_dir) if run_dir else None
     sender: Sender = WireSender()
     if folder is not None:
         sender = _LateSender(folder / ARENA, arena_rows, hidden, resolve_dtype(engine.checkpoint, engine.dtype))
-    worker = EncoderWorker(vision, sender, folder, compute)
+    worker = EncoderWorker(vision, sender, folder)
     worker.warm_up()
-    say(Hello(name, os.getpid()))
-    try:
-        worker.run(socket, disconnects(socket, endpoint))
-    except ConnectionError as error:
-        print(f"{name}: {error}", flush=True)
-        os._exit(1)
-    except Exception:
-        traceback.print_exc()
-        os._exit(1)
+    link.hello()
+    compute = link.compute()
+
+    def on_message(batch: Encode, frames: list[Any]) -> None:
+        compute.submit(lambda: compute.post(worker.encode(batch, frames)))
+
+    link.serve(compute, on_message, lambda result: link.send(*result))
 
 
 class _LateSender:
