@@ -39,7 +39,7 @@ class Bench:
         """One run; with the CPU seconds that the servers not asked have used meanwhile. Raises ServerFailed."""
         return self.timed_load(name, requests, slo)[1]
 
-    def timed_load(self, name: str, requests: Sequence[Prepared], slo: float) -> tuple[float, dict[str, Any]]:
+    def timed_load(self, name: str, requests: Sequence[Prepared], slo: float = 1.0) -> tuple[float, dict[str, Any]]:
         """The same, and when it started on the monotonic clock."""
         others = [server for other, server in self.servers.items() if other != name]
         self.pause_all_but([name])
@@ -48,10 +48,6 @@ class Bench:
         self.servers[name].check()
         used = sum(server.cpu_seconds() for server in others) - before
         return started, body | {"bystanders_cpu_s": round(used, 3)}
-
-    def ask(self, name: str, requests: Sequence[Prepared]) -> tuple[float, dict[str, Any]]:
-        """A run that is no result. Raises ServerFailed."""
-        return self.timed_load(name, requests, slo=1.0)
 
     def pause_all_but(self, names: Collection[str]) -> None:
         """Only these use the CPU from here on."""

@@ -83,7 +83,7 @@ def profiler_of(chosen: Plan, bench: Bench, stack: contextlib.ExitStack) -> Prof
         say(f"nothing is profiled: {error}")
         return None
     ours = {name: bench.entrants[name] for name in bench.logs}
-    return Profiler(ours, bench.logs, chosen.mix, bench.ask, meter)
+    return Profiler(ours, bench.logs, chosen.mix, bench.timed_load, meter)
 
 
 def bench_of(args: argparse.Namespace, setting: Setting, scratch: Path) -> AbstractContextManager[Bench]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import signal
 import statistics
 import sys
@@ -106,8 +105,10 @@ class Profiler:
         if not windows:
             raise ValueError("no pass was taken")
         samples = self.meter.samples(min(begin for begin, _ in windows), max(end for _, end in windows))
-        # Harmonic: at pace 1 as much work is done as in all the passes' time.
-        unit = statistics.harmonic_mean([seconds for found in samples.values() for _, seconds in found])
+        # Harmonic: at pace 1 as much work is done as in all the passes' time. The runs in between have no say in it.
+        unit = statistics.harmonic_mean(
+            [s for found in samples.values() for t, s in found if any(begin <= t <= end for begin, end in windows)]
+        )
         workers, delays, left_out = self._fit(Pace(samples, unit))
         if not workers:
             raise ValueError(f"no server's costs are known: {left_out}")
@@ -164,14 +165,14 @@ def fit(works: Sequence[Work], cores: Mapping[str, tuple[int, ...]], pace: Pace)
             seconds = [pace.usual_seconds(bound, work.start, work.end) for work in mine]
             coefficients = least_squares(features, seconds)
             ratios = [s / dot(coefficients, f) for s, f in zip(seconds, features, strict=True)]
-            found[worker] |= {kind: coefficients}
+            found[worker][kind] = coefficients
             found[worker]["spans"][kind] = {"count": len(mine), **spread(ratios)}
     return found
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Mean and standard deviation."""
-    return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else math.nan}
+    return {"mean": statistics.fmean(values), "sd": statistics.pstdev(values)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 open_bench(setting, wanted, CPU_MIX, Path(scratch), args.results) as bench,
                 PaceMeter(cores) as meter,
             ):
-                profiler = Profiler(bench.entrants, bench.logs, CPU_MIX, bench.ask, meter)
+                profiler = Profiler(bench.entrants, bench.logs, CPU_MIX, bench.timed_load, meter)
                 for number in range(1, args.passes + 1):
                     try:
                         profiler.sample(bench.servers)

@@ -6,15 +6,20 @@ import contextlib
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.real import plan
 from benchmarks.real.bench import Bench, open_bench
 from benchmarks.real.compare import Passes
 from benchmarks.real.cost import Delays, WorkerCost
+from benchmarks.real.observe import Asked
 from benchmarks.real.pace import MeterFailed, PaceMeter
 from benchmarks.real.profile import FILE, Profiler, pool, seats, spread
 from benchmarks.real.requests import Mix
 from benchmarks.real.servers import ServerFailed, Setting
 from gllm.config import DEMO_CHECKPOINT, usable_cores
+from gllm.core import eventlog
+from tests.real.test_observe import log_of
 
 CORES = tuple(usable_cores()[:2])
 MIX = Mix(images=(1, 3), side=(56, 112), text=(2, 40))
@@ -27,7 +32,7 @@ def test_passes_over_real_servers_give_costs(tmp_path):
         bench: Bench = stack.enter_context(open_bench(setting, wanted, MIX, tmp_path, tmp_path))
         assert not bench.skipped
         meter = stack.enter_context(PaceMeter(CORES))
-        profiler = Profiler(bench.entrants, bench.logs, MIX, bench.ask, meter)
+        profiler = Profiler(bench.entrants, bench.logs, MIX, bench.timed_load, meter)
         for _ in range(4):
             profiler.sample(bench.servers)
         found = profiler.costs("digest")
@@ -51,6 +56,26 @@ def test_passes_over_real_servers_give_costs(tmp_path):
     assert sum(found["delays"]["rserve"]["hop"]) > 0
 
 
+def test_pace_one_is_that_of_the_passes_and_not_of_the_runs_in_between(tmp_path):
+    """A meter that was twice as fast in the passes as in the runs between them."""
+    records = log_of("gllm")
+    (tmp_path / "log").write_text("".join(eventlog.dump(record) + "\n" for record in records))
+    windows = [(0.0, 7.0), (14.0, 21.0)]
+
+    class Meter:
+        def samples(self, begin, end):
+            assert (begin, end) == (0.0, 21.0)
+            return {0: [(t / 10, 2e-3 if 7.0 < t / 10 < 14.0 else 1e-3) for t in range(211)], 1: [(0.0, 1e-3)]}
+
+    (entrant,) = plan.entrants((0, 1), ("gllm",), one_core=False)
+    profiler = Profiler({"gllm": entrant}, {"gllm": tmp_path / "log"}, MIX, None, Meter())
+    profiler._windows["gllm"] = windows
+    admitted = next(record for record in records if record["e"] == "on_request")
+    done = next(record for record in records if record["e"] == "on_batch_done")
+    profiler._asked["gllm"] = [Asked(admitted["t"] - 0.01, done["t"] + 0.001, 10)]
+    assert profiler.costs()["pace_unit_s"] == pytest.approx(1e-3)
+
+
 def test_schemes_with_an_encoder_share_their_costs():
     assert {pool(entrant.name) for entrant in plan.entrants((0, 1), plan.OURS, one_core=True)} == {
         "gllm",
@@ -64,7 +89,8 @@ def test_schemes_with_an_encoder_share_their_costs():
 
 
 def test_spread_is_mean_and_standard_deviation():
-    assert spread([1.0, 3.0]) == {"mean": 2.0, "sd": 2**0.5}
+    assert spread([1.0, 3.0]) == {"mean": 2.0, "sd": 1.0}
+    assert spread([1.0]) == {"mean": 1.0, "sd": 0.0}  # and not NaN, which is no JSON
 
 
 class Fake:
