@@ -83,7 +83,8 @@ def profiler_of(chosen: Plan, bench: Bench, stack: contextlib.ExitStack) -> Prof
         say(f"nothing is profiled: {error}")
         return None
     ours = {name: bench.entrants[name] for name in bench.logs}
-    return Profiler(ours, bench.logs, chosen.mix, bench.timed_load, meter)
+    middle = chosen.rates[len(chosen.rates) // 2]
+    return Profiler(ours, bench.logs, chosen.mix, bench.timed_load, meter, middle, chosen.max_tokens)
 
 
 def bench_of(args: argparse.Namespace, setting: Setting, scratch: Path) -> AbstractContextManager[Bench]:

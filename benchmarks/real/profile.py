@@ -2,10 +2,11 @@
 
     python -m benchmarks.real.profile [--passes 8] [--results DIR]        # writes real-costs.json
 
-Requests of their own seeds are put to each server, alone and several at once, and its event log tells how long every
-encode batch and micro-batch took and what passed between them. A shared machine's cores change their speed within a
-tenth of a second: `pace` tells the speed of the moment, and costs are those at the usual one. `compare` takes passes in
-between its runs; this command takes them one after the other. `fidelity` lets the simulator predict whole runs.
+Requests of their own seeds are put to each server, at a rate as in the runs and then one by one, and its event log
+tells how long every encode batch and micro-batch took and what passed between them. A shared machine's cores change
+their speed within a tenth of a second: `pace` tells the speed of the moment, and costs are those at the usual one.
+`compare` takes passes in between its runs; this command takes them one after the other. `fidelity` lets the simulator
+predict whole runs.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results
+from benchmarks import results, workloads
 from benchmarks.real import plan
 from benchmarks.real.bench import CPU_MIX, make_setting, open_bench, say
 from benchmarks.real.checkpoint import Size
@@ -37,8 +38,9 @@ from gllm.core import eventlog
 from gllm.engine.placement import place
 
 FILE = "real-costs.json"
-ALONE, BURST = 3, 3  # requests of one pass to one server: one by one, and all at once
-BURST_TOKENS = 4  # output tokens of each, so that there are decodes
+LOADED, ALONE = 6, 3  # requests of one pass to one server: at the rate of a run, and one by one
+ALONE_TOKENS = 4  # output tokens of each, so that there are decodes
+RATE = 2.0  # of this command's passes, requests a second
 SEED = 2_000_000
 MIN_SAMPLES = 10  # spans of a kind of work, below which there is no cost
 
@@ -60,14 +62,17 @@ def seats(entrant: Entrant) -> dict[str, tuple[int, ...]]:
 
 @dataclass(slots=True)
 class Profiler:
-    """Passes over servers, and what their logs say of them. load: sends requests to one of them and reports. passes:
-    those that were taken over all that are there."""
+    """Passes over servers, and what their logs say of them. load: sends requests to one of them and reports. rate,
+    max_tokens: of the requests that come as in a run. Work takes longer then than one by one: workers rest in between,
+    and the API process takes its share of their cores. passes: those that were taken over all that are there."""
 
     entrants: Mapping[str, Entrant]
     logs: Mapping[str, Path]
     mix: Mix
     load: Load
     meter: PaceMeter
+    rate: float
+    max_tokens: int = 1
     passes: int = 0
     _asked: dict[str, list[Asked]] = field(default_factory=dict)
     _windows: dict[str, list[Window]] = field(default_factory=dict)
@@ -75,19 +80,21 @@ class Profiler:
     def sample(self, names: Collection[str]) -> None:
         """One pass over those of the servers that are still there. Raises ServerFailed; what it has of others stays."""
         seed = SEED + 2 * self.passes
-        alone, burst = self._requests(ALONE, seed, 1), self._requests(BURST, seed + 1, BURST_TOKENS)
+        arrivals = workloads.poisson(self.rate, LOADED, seed)
+        loaded = self._requests(arrivals, seed, self.max_tokens)
+        alone = self._requests([0.0] * ALONE, seed + 1, ALONE_TOKENS)
         for name in self.entrants:
             if name not in names:
                 continue
+            self._serve(name, loaded)
             for request in alone:
                 (outcome,), window = self._serve(name, [request])
                 arrival, first_token = (window[0] + outcome[moment] for moment in ("arrival", "first_token"))
                 self._asked.setdefault(name, []).append(Asked(arrival, first_token, len(request.body)))
-            self._serve(name, burst)
         self.passes += 1
 
-    def _requests(self, count: int, seed: int, max_tokens: int) -> list[Prepared]:
-        return prepare(self.mix.shapes([0.0] * count, seed, max_tokens), MODEL_NAME, seed)
+    def _requests(self, arrivals: Iterable[float], seed: int, max_tokens: int) -> list[Prepared]:
+        return prepare(self.mix.shapes(arrivals, seed, max_tokens), MODEL_NAME, seed)
 
     def _serve(self, name: str, requests: Sequence[Prepared]) -> tuple[list[dict[str, Any]], Window]:
         begin, report = self.load(name, requests)
@@ -188,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 open_bench(setting, wanted, CPU_MIX, Path(scratch), args.results) as bench,
                 PaceMeter(cores) as meter,
             ):
-                profiler = Profiler(bench.entrants, bench.logs, CPU_MIX, bench.timed_load, meter)
+                profiler = Profiler(bench.entrants, bench.logs, CPU_MIX, bench.timed_load, meter, RATE)
                 for number in range(1, args.passes + 1):
                     try:
                         profiler.sample(bench.servers)
@@ -208,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passes", type=int, default=8, help="over all servers; about 12 seconds each")
+    parser.add_argument("--passes", type=int, default=8, help="over all servers; about 25 seconds each")
     parser.add_argument("--cores", type=int, nargs="+", help="default: the first two that there are")
     parser.add_argument("--results", type=Path, default=results.RESULTS)
     return parser.parse_args(argv)

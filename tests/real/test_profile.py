@@ -32,7 +32,7 @@ def test_passes_over_real_servers_give_costs(tmp_path):
         bench: Bench = stack.enter_context(open_bench(setting, wanted, MIX, tmp_path, tmp_path))
         assert not bench.skipped
         meter = stack.enter_context(PaceMeter(CORES))
-        profiler = Profiler(bench.entrants, bench.logs, MIX, bench.timed_load, meter)
+        profiler = Profiler(bench.entrants, bench.logs, MIX, bench.timed_load, meter, rate=20.0)
         for _ in range(4):
             profiler.sample(bench.servers)
         found = profiler.costs("digest")
@@ -68,7 +68,7 @@ def test_pace_one_is_that_of_the_passes_and_not_of_the_runs_in_between(tmp_path)
             return {0: [(t / 10, 2e-3 if 7.0 < t / 10 < 14.0 else 1e-3) for t in range(211)], 1: [(0.0, 1e-3)]}
 
     (entrant,) = plan.entrants((0, 1), ("gllm",), one_core=False)
-    profiler = Profiler({"gllm": entrant}, {"gllm": tmp_path / "log"}, MIX, None, Meter())
+    profiler = Profiler({"gllm": entrant}, {"gllm": tmp_path / "log"}, MIX, None, Meter(), rate=1.0)
     profiler._windows["gllm"] = windows
     admitted = next(record for record in records if record["e"] == "on_request")
     done = next(record for record in records if record["e"] == "on_batch_done")
